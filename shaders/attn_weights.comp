@@ -1,0 +1,142 @@
+// Purpose   pass 1 of the three-pass attention: the scores of one chunk of query rows
+// Maths     s[r, j] = softcap(scale * <q_r, k_j>) - slope * |p_r - j| + mask[r, j], minus infinity where masked
+// Bindings  0 params  1 query [B, H, L, D]  2 key [B, Hkv, S, D]  3 mask, broadcast to [B, H, L, S]
+//           4 scores [row tile in chunk, 32, score_stride] float32 vec4s. Strides are in params.
+// Grid      any number of workgroups; each takes one 32 x 64 tile of scores after another. 128 invocations as 16 x 8,
+//           4 x 4 scores each; Q and K pass through shared memory 32 elements of head_dim at a time
+// Push      params_base (words); chunk; query_base, key_base (vecs); mask_base (words); scores_base (vec4s)
+// Bounds    keys outside the tile's visible range are not read, nor are rows beyond q_len. A tile that no row of it
+//           sees by position is left unwritten: pass 2 and 3 do not read it. One closed by the mask is minus infinity
+// Requires  nothing beyond Vulkan 1.1
+// Source    the seed's first pass; blocking as in any GEMM
+#version 450
+#extension GL_GOOGLE_include_directive : require
+#extension GL_EXT_control_flow_attributes : require
+
+layout(local_size_x = 128) in;
+layout(push_constant) uniform Push {
+    uint params_base;
+    uint chunk;
+    uint query_base;
+    uint key_base;
+    uint mask_base;
+    uint scores_base;
+} push;
+
+#include "elements.glsl"
+#if defined(QUERY_F32)
+#define QUERY uvec4
+#define query_vec from_f32
+#elif defined(QUERY_F16)
+#define QUERY uvec2
+#define query_vec from_f16
+#elif defined(QUERY_BF16)
+#define QUERY uvec2
+#define query_vec from_bf16
+#endif
+#if defined(KEY_F32)
+#define KEY uvec4
+#define key_vec from_f32
+#elif defined(KEY_F16)
+#define KEY uvec2
+#define key_vec from_f16
+#elif defined(KEY_BF16)
+#define KEY uvec2
+#define key_vec from_bf16
+#endif
+
+#include "params.glsl"
+layout(set = 0, binding = 1) coherent readonly buffer Query { QUERY query[]; };
+layout(set = 0, binding = 2) coherent readonly buffer Key { KEY key[]; };
+layout(set = 0, binding = 3) coherent readonly buffer Mask { uint mask_data[]; };
+layout(set = 0, binding = 4) coherent writeonly buffer Scores { vec4 scores[]; };
+#include "tiles.glsl"
+#include "score.glsl"
+
+const uint BLOCK_COLS = 64u;
+const uint DEPTH = 8u;          // vecs of head_dim staged at a time
+const uint PITCH = DEPTH + 1u;  // one vec of padding keeps 8 lanes that read 8 rows off each other's banks
+
+shared vec4 q_tile[BLOCK_ROWS * PITCH];
+shared vec4 k_tile[BLOCK_COLS * PITCH];  // key c lies at slot (c % 4) * 16 + c / 4: lane x reads slots x + 16 i
+shared uint open_stamp;
+
+vec4 load_query(RowTile tile, uint row, uint d) {
+    if (row >= tile.rows || d >= head_vecs()) return vec4(0.0);
+    return query_vec(query[push.query_base + tile.b * q_stride_batch() + row_head(tile, row) * q_stride_head()
+                           + row_token(row) * q_stride_row() + d]);
+}
+
+vec4 load_key(RowTile tile, uint col, uint end, uint d) {
+    if (col >= end || d >= head_vecs()) return vec4(0.0);
+    return key_vec(key[push.key_base + tile.b * k_stride_batch() + tile.hk * k_stride_head()
+                       + col * k_stride_row() + d]);
+}
+
+// Whether the mask leaves anything of the tile open; the same answer in the whole workgroup.
+bool tile_open(RowTile tile, uint row, uint col, uint stamp) {
+    if ((flags() & (FLAG_MASK_BITS | FLAG_MASK_FLOAT)) == 0u) return true;
+    bool open = false;
+    for (uint i = 0u; i < 16u; ++i) {
+        uint r = row + i / 4u, c = col + i % 4u;
+        if (r < tile.rows && visible(tile.b, row_head(tile, r), row_token(r), c)) open = true;
+    }
+    if (open) open_stamp = stamp;
+    barrier();
+    bool result = open_stamp == stamp;
+    barrier();
+    return result;
+}
+
+void main() {
+    uint lane = gl_LocalInvocationIndex;
+    uint x = lane % 16u, y = lane / 16u;
+    uint first = min(push.chunk * tiles_per_chunk(), num_row_tiles());
+    uint tiles = min(tiles_per_chunk(), num_row_tiles() - first);
+    uint col_tiles = (max_kv_len() + BLOCK_COLS - 1u) / BLOCK_COLS;
+
+    for (uint item = gl_WorkGroupID.x; item < tiles * col_tiles; item += gl_NumWorkGroups.x) {
+        RowTile tile = row_tile(first + item / col_tiles);
+        uint col0 = (item % col_tiles) * BLOCK_COLS;
+        uint end = tile_key_end(tile);
+        if (col0 >= end || col0 + BLOCK_COLS <= tile_key_begin(tile)) continue;
+        uint row = tile.first + 4u * y, col = col0 + 4u * x;
+
+        vec4 acc[4] = vec4[](vec4(0.0), vec4(0.0), vec4(0.0), vec4(0.0));
+        if (tile_open(tile, row, col, item + 1u)) {
+            for (uint d0 = 0u; d0 < head_vecs(); d0 += DEPTH) {
+                barrier();
+                [[unroll]] for (uint i = 0u; i < 2u; ++i) {
+                    uint r = lane / DEPTH + 16u * i, d = lane % DEPTH;
+                    q_tile[r * PITCH + d] = load_query(tile, tile.first + r, d0 + d);
+                }
+                [[unroll]] for (uint i = 0u; i < 4u; ++i) {
+                    uint c = lane / DEPTH + 16u * i, d = lane % DEPTH;
+                    k_tile[((c % 4u) * 16u + c / 4u) * PITCH + d] = load_key(tile, col0 + c, end, d0 + d);
+                }
+                barrier();
+                if (row < tile.rows) {
+                    for (uint d = 0u; d < DEPTH; ++d) {
+                        vec4 k0 = k_tile[x * PITCH + d], k1 = k_tile[(x + 16u) * PITCH + d];
+                        vec4 k2 = k_tile[(x + 32u) * PITCH + d], k3 = k_tile[(x + 48u) * PITCH + d];
+                        [[unroll]] for (uint i = 0u; i < 4u; ++i) {
+                            vec4 q = q_tile[(4u * y + i) * PITCH + d];
+                            acc[i] += vec4(dot(q, k0), dot(q, k1), dot(q, k2), dot(q, k3));
+                        }
+                    }
+                }
+            }
+        }
+        [[unroll]] for (uint i = 0u; i < 4u; ++i) {
+            uint r = row + i;
+            if (r >= tile.rows) continue;
+            uint h = row_head(tile, r), token = row_token(r);
+            vec4 s = vec4(masked_score(acc[i].x, tile.b, h, token, col),
+                          masked_score(acc[i].y, tile.b, h, token, col + 1u),
+                          masked_score(acc[i].z, tile.b, h, token, col + 2u),
+                          masked_score(acc[i].w, tile.b, h, token, col + 3u));
+            uint score_row = (item / col_tiles) * BLOCK_ROWS + 4u * y + i;
+            scores[push.scores_base + score_row * score_stride() + col / 4u] = s;
+        }
+    }
+}

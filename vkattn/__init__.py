@@ -1,0 +1,47 @@
+"""vkattn: attention on any GPU that has a Vulkan driver, from Python.
+
+NumPy arrays in, NumPy arrays out. Importing this package opens no device and does not import Kompute: the names below
+are loaded when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0.dev0"
+
+#: Public name -> module that defines it.
+_HOME = {
+    "attention": ".ops.attention",
+    "scaled_dot_product_attention": ".ops.attention",
+    "devices": ".caps.probe",
+    "Device": ".runtime.device",
+    "default_device": ".runtime.device",
+    "DeviceInfo": ".caps.model",
+}
+_MODULES = ("errors", "oracle")
+
+__all__ = ["__version__", *_HOME, *_MODULES]
+
+if TYPE_CHECKING:
+    from . import errors, oracle
+    from .caps.model import DeviceInfo
+    from .caps.probe import devices
+    from .ops.attention import attention, scaled_dot_product_attention
+    from .runtime.device import Device, default_device
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        value = getattr(importlib.import_module(_HOME[name], __name__), name)
+    elif name in _MODULES:
+        value = importlib.import_module(f".{name}", __name__)
+    else:
+        raise AttributeError(f"module 'vkattn' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,58 @@
+"""What a Vulkan device can do, as plain values: read by `probe`, asked by the kernels and the runtime."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Heap:
+    """One memory heap: its size in bytes, and whether it is the device's own memory."""
+
+    size_bytes: int
+    device_local: bool
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """One physical device: identity, limits and abilities.
+
+    ``index`` is its place in the driver's enumeration, which is also Kompute's device index.
+    ``device_type`` is "discrete", "integrated", "virtual", "cpu" or "other".
+    ``subgroup_operations`` holds names such as "basic", "vote", "arithmetic", "ballot", "shuffle",
+    "shuffle_relative", "clustered", "quad"; it is empty when compute shaders have no subgroup operations.
+    """
+
+    index: int
+    name: str
+    device_type: str
+    vendor_id: int
+    device_id: int
+    driver_name: str
+    driver_info: str
+    driver_version: int
+    api_version: tuple[int, int, int]
+    max_storage_buffer_range: int
+    max_memory_allocation_count: int
+    max_storage_buffers_per_stage: int
+    max_workgroup_count: tuple[int, int, int]
+    max_workgroup_size: tuple[int, int, int]
+    max_workgroup_invocations: int
+    max_shared_memory_bytes: int
+    max_push_constants_bytes: int
+    timestamp_period_ns: float
+    timestamp_valid_bits: int
+    subgroup_size: int
+    subgroup_operations: frozenset[str]
+    heaps: tuple[Heap, ...]
+    extensions: frozenset[str]
+
+    @property
+    def is_unified(self) -> bool:
+        """Whether host-visible memory is as near to the shaders as the device's own."""
+        return self.device_type in ("cpu", "integrated")
+
+    @property
+    def device_local_bytes(self) -> int:
+        """Size of the largest device-local heap, in bytes."""
+        return max((heap.size_bytes for heap in self.heaps if heap.device_local), default=0)

@@ -1,0 +1,69 @@
+"""Dispatches as plain data: which kernel, on which buffers, with which push constants. Used by graph and runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..errors import PlanError
+from ..kernels.manifest import Variant
+
+
+@dataclass(frozen=True)
+class Binding:
+    """One storage buffer of a dispatch, and the part of it that the dispatch touches.
+
+    ``buffer`` is whatever the runtime binds. ``region`` names the touched part: two bindings of one buffer conflict
+    unless both have a region and the regions differ. Regions of one buffer must not overlap.
+    """
+
+    buffer: Any
+    region: Hashable | None = None
+
+    def overlaps(self, other: Binding) -> bool:
+        """Whether both may touch the same words."""
+        if self.buffer is not other.buffer:
+            return False
+        return self.region is None or other.region is None or self.region == other.region
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """One recorded run of a kernel.
+
+    Parameters
+    ----------
+    variant : the compiled kernel; its declaration says which bindings it reads and writes.
+    bindings : one per binding of the variant, in order.
+    push : value of each push constant of the variant, by name, as unsigned 32-bit words.
+    groups : workgroups in x.
+    submission : dispatches with different numbers are never put into one submission; ascending.
+    """
+
+    variant: Variant
+    bindings: tuple[Binding, ...]
+    push: Mapping[str, int] = field(default_factory=dict)
+    groups: int = 1
+    submission: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.bindings) != len(self.variant.bindings):
+            expected = ", ".join(binding.name for binding in self.variant.bindings)
+            raise PlanError(f"{self.variant.name} takes {len(self.variant.bindings)} buffers ({expected}); "
+                            f"got {len(self.bindings)}.")
+        if set(self.push) != set(self.variant.push):
+            raise PlanError(f"{self.variant.name} takes the push constants {sorted(self.variant.push)}; "
+                            f"got {sorted(self.push)}.")
+
+    @property
+    def push_words(self) -> np.ndarray:
+        """The push constants in the order of the shader's block, uint32."""
+        return np.array([self.push[name] for name in self.variant.push], np.uint32)
+
+    def accesses(self) -> list[tuple[Binding, bool]]:
+        """Return each binding with whether it is written."""
+        return [(binding, declared.access != "read")
+                for binding, declared in zip(self.bindings, self.variant.bindings, strict=True)]

@@ -1,0 +1,98 @@
+"""The words of a params block: what the host writes for each run and every attention kernel reads.
+
+A block is a header of `HEADER_WORDS` words, one per name below, followed by four arrays: kv_len (batch_size words),
+q_offset (batch_size), alibi_slope (num_heads) and sink (num_heads). ``shaders/include/params.glsl`` is generated
+from `FIELDS` by ``scripts/gen_params.py``; nothing else knows an offset. Strides of queries, keys, values and outputs
+are in vecs (groups of four elements), those of the mask in elements.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+#: Name and type ("u" uint, "i" int, "f" float) of each header word, in order.
+FIELDS: tuple[tuple[str, str], ...] = (
+    ("batch_size", "u"),
+    ("num_kv_heads", "u"),
+    ("group_size", "u"),  # query heads per KV head
+    ("q_len", "u"),
+    ("max_kv_len", "u"),  # the largest kv_len of the batch
+    ("head_vecs", "u"),  # ceil(head_dim / 4)
+    ("value_vecs", "u"),  # ceil(value_dim / 4)
+    ("out_vecs", "u"),  # vecs in a padded row of the output
+    ("flags", "u"),
+    ("scale", "f"),
+    ("softcap", "f"),  # 0 is off
+    ("window_left", "i"),  # inclusive; 2^30 is off
+    ("window_right", "i"),  # inclusive; 0 for causal; 2^30 is off
+    ("q_stride_batch", "u"),
+    ("q_stride_head", "u"),
+    ("q_stride_row", "u"),
+    ("k_stride_batch", "u"),
+    ("k_stride_head", "u"),
+    ("k_stride_row", "u"),
+    ("v_stride_batch", "u"),
+    ("v_stride_head", "u"),
+    ("v_stride_row", "u"),
+    ("out_stride_batch", "u"),
+    ("out_stride_head", "u"),
+    ("out_stride_row", "u"),
+    ("mask_stride_batch", "u"),
+    ("mask_stride_head", "u"),
+    ("mask_stride_row", "u"),
+    ("mask_stride_col", "u"),
+    ("score_stride", "u"),  # vecs in a row of the score buffer
+    ("tiles_per_chunk", "u"),  # row tiles whose scores the buffer holds
+    ("q_words", "u"),  # live words of each input, for the copy kernel
+    ("k_words", "u"),
+    ("v_words", "u"),
+    ("mask_words", "u"),
+)
+
+HEADER_WORDS = 48
+INDEX = {name: index for index, (name, _) in enumerate(FIELDS)}
+TYPE = dict(FIELDS)
+
+#: Bits of ``flags``.
+FLAG_MASK_BITS = 1  # the mask holds one bit per element, 1 = attend
+FLAG_MASK_FLOAT = 2  # the mask holds one float32 per element, added to the score
+FLAG_ALIBI = 4
+FLAG_SINKS = 8
+FLAG_LSE = 16
+
+#: A window bound that no position reaches, yet safe to add to any position.
+WINDOW_OFF = 1 << 30
+
+
+def block_words(batch_size: int, num_heads: int) -> int:
+    """Return the words of a block for ``batch_size`` sequences and ``num_heads`` query heads."""
+    return HEADER_WORDS + 2 * batch_size + 2 * num_heads
+
+
+def write_header(words: np.ndarray, values: dict[str, int | float]) -> None:
+    """Write header values by name into ``words`` (uint32, at least `HEADER_WORDS`)."""
+    ints, floats = words.view(np.int32), words.view(np.float32)
+    for name, value in values.items():
+        kind = TYPE[name]
+        (words if kind == "u" else ints if kind == "i" else floats)[INDEX[name]] = value
+
+
+def write_arrays(
+    words: np.ndarray,
+    batch_size: int,
+    num_heads: int,
+    kv_len: np.ndarray | int,
+    q_offset: np.ndarray | int,
+    alibi_slopes: np.ndarray | None = None,
+    sinks: np.ndarray | None = None,
+) -> None:
+    """Write the four arrays that follow the header; ``kv_len`` and ``q_offset`` hold batch_size values or one."""
+    at = HEADER_WORDS
+    words[at : at + batch_size] = kv_len
+    words.view(np.int32)[at + batch_size : at + 2 * batch_size] = q_offset
+    at += 2 * batch_size
+    floats = words.view(np.float32)
+    if alibi_slopes is not None:
+        floats[at : at + num_heads] = alibi_slopes
+    if sinks is not None:
+        floats[at + num_heads : at + 2 * num_heads] = sinks

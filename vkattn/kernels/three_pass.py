@@ -1,0 +1,82 @@
+"""The three-pass family: attn_weights, attn_softmax, attn_output. What it supports, its variants, its sizes.
+
+A score matrix of B x H x L x S float32 would not fit for long problems, so its rows go in chunks of row tiles: as many
+as the score buffer holds, and few enough that one dispatch stays short (desktop drivers reset a GPU that is busy
+for seconds). The three passes run once for each chunk, over the same buffer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..caps.model import DeviceInfo
+from ..dtypes import AXIS
+from ..errors import CapacityError
+from ..problem import Problem
+from .manifest import Variant, variant
+from .support import device_reasons
+
+NAME = "three_pass"
+
+#: Rows and columns of a tile in shaders/attn_weights.comp and include/tiles.glsl; tests tie them to the shaders.
+BLOCK_ROWS = 32
+BLOCK_COLS = 64
+
+#: What a kernel of this family does in a second at the least, in multiply-adds, by device type.
+MULTIPLY_ADDS_PER_SECOND = {"cpu": 1e9, "integrated": 2e10, "virtual": 2e10, "discrete": 2e11, "other": 2e10}
+
+#: A dispatch is estimated to take at most this long, and a submission (of whole chunks) at most four times as long.
+DISPATCH_SECONDS = 0.25
+CHUNKS_PER_SUBMISSION = 4
+
+
+def variants(problem: Problem) -> tuple[Variant, Variant, Variant]:
+    """Return the variants of the three passes for the dtypes of ``problem``."""
+    query, key, value, out = (
+        AXIS[name] for name in (problem.query_dtype, problem.key_dtype, problem.value_dtype, problem.out_dtype))
+    return (variant(f"attn_weights_{query}_{key}"), variant("attn_softmax"), variant(f"attn_output_{value}_{out}"))
+
+
+def not_supported_reasons(problem: Problem, info: DeviceInfo) -> list[str]:
+    """Return why this family cannot compute ``problem`` on the device; empty if it can. Any size will do."""
+    return [reason for kernel in variants(problem) for reason in device_reasons(kernel, info)]
+
+
+@dataclass(frozen=True)
+class Chunking:
+    """How the rows of one run are cut.
+
+    ``score_stride`` is the length of a score row in vecs of four, ``tiles_per_chunk`` the row tiles of a chunk,
+    ``tile_words`` the words of the score buffer that one row tile takes.
+    """
+
+    row_tiles: int
+    score_stride: int
+    tile_words: int
+    tiles_per_chunk: int
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks that have work."""
+        return -(-self.row_tiles // self.tiles_per_chunk)
+
+
+def chunking(problem: Problem, q_len: int, max_kv_len: int, score_words: int, info: DeviceInfo) -> Chunking:
+    """Cut ``q_len`` rows of queries over ``max_kv_len`` keys so that each chunk's scores fit ``score_words``.
+
+    Raises
+    ------
+    CapacityError
+        The scores of a single row tile do not fit.
+    """
+    score_stride = -(-max_kv_len // BLOCK_COLS) * (BLOCK_COLS // 4)
+    tile_words = BLOCK_ROWS * score_stride * 4
+    if tile_words > score_words:
+        raise CapacityError(
+            f"the scores of {BLOCK_ROWS} query rows over kv_len {max_kv_len} take {4 * tile_words} bytes; the score "
+            f"buffer has {4 * score_words}. Hint: open the device with vkattn.Device(score_budget_bytes=...).")
+    row_tiles = problem.batch_size * problem.num_kv_heads * -(-q_len * problem.group_size // BLOCK_ROWS)
+    work = BLOCK_ROWS * max(max_kv_len, 1) * max(problem.head_dim, problem.value_dim)
+    short = int(DISPATCH_SECONDS * MULTIPLY_ADDS_PER_SECOND[info.device_type] / work)
+    fits = score_words // tile_words if tile_words else row_tiles
+    return Chunking(row_tiles, score_stride, tile_words, max(1, min(fits, short, row_tiles)))

@@ -1,0 +1,191 @@
+"""Plans of the functional API: buffers, pipelines and one recording, for every call that fits their capacities.
+
+A plan knows only dtypes and how many words each buffer holds. Sizes, strides, lengths and options are words of the
+params block, so one plan serves any shapes within its capacities, and the recording never changes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import CapacityError
+from ..graph.hazards import segments
+from ..graph.node import Binding, Dispatch
+from ..kernels import params
+from ..kernels.manifest import variant
+from ..kernels.three_pass import CHUNKS_PER_SUBMISSION, Chunking, chunking, variants
+from ..layout import pack_into, packed_words, unpack
+from ..runtime.buffer import Buffer
+from ..runtime.device import Device
+from ..validate import Call
+from .inputs import header, mask_words, write_mask
+
+#: Workgroups of a dispatch, by device type: enough to fill the device; they loop over what is live.
+GROUPS = {"cpu": 64, "integrated": 512, "virtual": 2048, "discrete": 2048, "other": 512}
+
+#: Push constant of the copy kernel: the number of words is `count`, not a params word.
+NO_INDEX = 0xFFFFFFFF
+
+INPUTS = ("query", "key", "value", "mask")
+
+
+def bucket(words: int) -> int:
+    """Return the capacity that serves ``words``: the next power of two, at least 256 words."""
+    return max(256, 1 << max(words - 1, 0).bit_length())
+
+
+@dataclass(frozen=True)
+class PlanKey:
+    """What a plan is made for: the three variants, and the capacities in words."""
+
+    kernels: tuple[str, str, str]
+    query: int
+    key: int
+    value: int
+    mask: int
+    out: int
+    lse: int
+    params: int
+    scores: int
+    chunks: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the buffers of such a plan, where inputs are not copied."""
+        return 4 * sum(getattr(self, name) for name in (*INPUTS, "out", "lse", "params", "scores"))
+
+    def fits(self, limit_bytes: int) -> PlanKey:
+        """Return the key with every capacity cut to the device's largest buffer, if that is below the bucket."""
+        words = limit_bytes // 16 * 4
+        cut = {name: min(getattr(self, name), words) for name in (*INPUTS, "out", "lse", "params", "scores")}
+        return PlanKey(self.kernels, **cut, chunks=self.chunks)
+
+
+def live_words(call: Call) -> dict[str, int]:
+    """Return the words that each array of ``call`` takes in its buffer."""
+    problem = call.problem
+    return {
+        "query": packed_words(call.query.shape, problem.query_dtype),
+        "key": packed_words(call.key.shape, problem.key_dtype),
+        "value": packed_words(call.value.shape, problem.value_dtype),
+        "mask": mask_words(call.mask),
+        "out": packed_words((*call.query.shape[:3], problem.value_dim), problem.out_dtype),
+        "lse": problem.batch_size * problem.num_heads * call.options.q_len if call.options.return_lse else 0,
+        "params": params.block_words(problem.batch_size, problem.num_heads),
+    }
+
+
+def plan_key(call: Call, device: Device) -> tuple[PlanKey, Chunking]:
+    """Return the key of the plan that serves ``call``, and how its rows are cut."""
+    words = live_words(call)
+    limit = device.info.max_storage_buffer_range
+    for name, count in words.items():
+        if 4 * count > limit:
+            raise CapacityError(f'`{name}` needs {4 * count} bytes; the largest storage buffer of "{device.info.name}" '
+                                f"is {limit} bytes. Hint: split the call over heads or batch.")
+    problem, options = call.problem, call.options
+    max_kv_len = int(options.kv_len.max(initial=0))
+    budget = min(device.score_budget_bytes, limit) // 4
+    cut = chunking(problem, options.q_len, max_kv_len, budget, device.info)
+    scores = min(budget, bucket(cut.row_tiles * cut.tile_words))
+    cut = chunking(problem, options.q_len, max_kv_len, scores, device.info)
+    weights, softmax, output = variants(problem)
+    kernel_names = (weights.name, softmax.name, output.name)
+    chunks = 1 << (max(cut.num_chunks, 1) - 1).bit_length()
+    capacities = {name: bucket(count) for name, count in words.items()}
+    key = PlanKey(kernel_names, **capacities, scores=scores, chunks=chunks)
+    return key.fits(limit), cut
+
+
+class ThreePassPlan:
+    """The three passes for every call with one `PlanKey`."""
+
+    def __init__(self, device: Device, key: PlanKey) -> None:
+        self.device = device
+        self.key = key
+        self.buffers: list[Buffer] = []
+        try:
+            self._host = {name: self._buffer(name, getattr(key, name), "host")
+                          for name in (*INPUTS, "out", "lse", "params")}
+            self._scores = self._buffer("scores", key.scores, "storage")
+            uploads, near = self._uploads()
+            groups = min(GROUPS[device.info.device_type], device.info.max_workgroup_count[0])
+            dispatches = [*uploads, *self._passes(near, groups)]
+            self.recording = device.recording(segments(dispatches))
+        except Exception:
+            self._free()
+            raise
+
+    def _buffer(self, name: str, num_words: int, kind: str) -> Buffer:
+        self.buffers.append(self.device.buffer(num_words, kind, name))  # type: ignore[arg-type]
+        return self.buffers[-1]
+
+    def _uploads(self) -> tuple[list[Dispatch], dict[str, Buffer]]:
+        """Return copies of the inputs into the device's memory, and where kernels read them; none if memory is one."""
+        if self.device.info.is_unified:
+            return [], self._host
+        copies, near = [], {}
+        for name, field in zip(INPUTS, ("q_words", "k_words", "v_words", "mask_words"), strict=True):
+            near[name] = self._buffer(f"{name} (device)", getattr(self.key, name), "storage")
+            bindings = (Binding(self._host["params"]), Binding(self._host[name]), Binding(near[name]))
+            push = {"count_index": params.INDEX[field], "count": 0, "src_offset": 0, "dst_offset": 0}
+            copies.append(Dispatch(variant("copy"), bindings, push, groups=512))
+        return copies, near
+
+    def _passes(self, near: dict[str, Buffer], groups: int) -> list[Dispatch]:
+        weights, softmax, output = (variant(name) for name in self.key.kernels)
+        block, scores = Binding(self._host["params"]), Binding(self._scores)
+        query, key, value, mask = (Binding(near[name]) for name in INPUTS)
+        out, lse = Binding(self._host["out"]), Binding(self._host["lse"])
+        dispatches = []
+        for chunk in range(self.key.chunks):
+            common = {"params_base": 0, "chunk": chunk}
+            submission = chunk // CHUNKS_PER_SUBMISSION
+            dispatches += [
+                Dispatch(weights, (block, query, key, mask, scores),
+                         common | {"query_base": 0, "key_base": 0, "mask_base": 0, "scores_base": 0},
+                         groups, submission),
+                Dispatch(softmax, (block, scores, lse), common | {"scores_base": 0, "lse_base": 0},
+                         groups, submission),
+                Dispatch(output, (block, scores, value, out),
+                         common | {"probs_base": 0, "value_base": 0, "out_base": 0}, groups, submission),
+            ]
+        return dispatches
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated for this plan."""
+        return sum(buffer.allocated_bytes for buffer in self.buffers)
+
+    def run(self, call: Call, chunks: Chunking) -> tuple[np.ndarray, np.ndarray | None]:
+        """Compute ``call``; return fresh arrays: the output, and lse float32 ``[B, H, L]`` if asked for."""
+        problem, options = call.problem, call.options
+        words = live_words(call)
+        with self.device.lock:
+            for name, array, dtype in (("query", call.query, problem.query_dtype), ("key", call.key, problem.key_dtype),
+                                       ("value", call.value, problem.value_dtype)):
+                pack_into(self._host[name].words[: words[name]], array, dtype)
+            if call.mask is not None:
+                write_mask(self._host["mask"].words[: words["mask"]], call.mask)
+            block = self._host["params"].words
+            params.write_header(block, header(call, chunks, words))
+            params.write_arrays(block, problem.batch_size, problem.num_heads, options.kv_len, options.q_offset,
+                                options.alibi_slopes, options.sinks)
+            self.recording.run()
+            shape = (*call.query.shape[:3], problem.value_dim)
+            out = unpack(self._host["out"].words[: words["out"]], shape, problem.out_dtype)
+            if not options.return_lse:
+                return out, None
+            lse = self._host["lse"].words[: words["lse"]].view(np.float32)
+            return out, lse.reshape(problem.batch_size, problem.num_heads, options.q_len).copy()
+
+    def _free(self) -> None:
+        for buffer in self.buffers:
+            buffer.destroy()
+
+    def close(self) -> None:
+        """Free pipelines and buffers."""
+        self.recording.close()
+        self._free()

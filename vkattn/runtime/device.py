@@ -1,0 +1,167 @@
+"""An open Vulkan device: the owner of buffers and recordings, and the guard against use after close or fork."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import weakref
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+from ..caps.model import DeviceInfo
+from ..caps.probe import devices, select_device
+from ..errors import ClosedError, DeviceError, OptionError
+from ..graph.node import Dispatch
+from . import kompute
+from .buffer import Buffer, Kind
+from .recording import Recording
+
+BOUNDARIES = ("coherent", "full")
+
+#: Score matrices of the three-pass kernels are cut into chunks of at most this many bytes.
+DEFAULT_SCORE_BUDGET_BYTES = 64 << 20
+
+_open_devices: weakref.WeakSet[Device] = weakref.WeakSet()
+
+
+class Device:
+    """An open Vulkan device.
+
+    Parameters
+    ----------
+    select : int, str or None
+        Index in `vkattn.devices`, part of a name, or None: the environment variable VKATTN_DEVICE if it is set, else
+        the best there is (discrete, then integrated, virtual, cpu).
+    score_budget_bytes : int
+        The largest score buffer of the three-pass kernels, in bytes; longer problems go in chunks of query rows.
+    boundary : "coherent", "full" or None
+        How dependent kernels are kept apart: inside one submission, or by one submission each (slow, for validation
+        layers). None: the environment variable VKATTN_BOUNDARY if it is set, else "coherent".
+
+    Raises
+    ------
+    DeviceError
+        No Vulkan loader, driver or matching device; or Kompute is missing (``python -m vkattn setup``).
+
+    Example
+    -------
+    >>> with vkattn.Device("llvmpipe") as device:  # doctest: +SKIP
+    ...     out = vkattn.attention(query, key, value, device=device)
+    """
+
+    def __init__(self, select: int | str | None = None, *, score_budget_bytes: int = DEFAULT_SCORE_BUDGET_BYTES,
+                 boundary: str | None = None) -> None:
+        boundary = boundary or os.environ.get("VKATTN_BOUNDARY") or "coherent"
+        if boundary not in BOUNDARIES:
+            raise OptionError(f"`boundary` is {boundary!r}; supported: {', '.join(map(repr, BOUNDARIES))}.")
+        if score_budget_bytes < 1:
+            raise OptionError(f"`score_budget_bytes` is {score_budget_bytes}; it must be positive.")
+        self.boundary = boundary
+        self.score_budget_bytes = int(score_budget_bytes)
+        self.info: DeviceInfo = select_device(devices(), select)
+        self.lock = threading.RLock()
+        self.allocated_bytes = 0
+        self.allocation_count = 0
+        self.closers: list[Any] = []
+        self._live: weakref.WeakSet[Buffer] = weakref.WeakSet()
+        self._pid = os.getpid()
+        self.kp = kompute.load()
+        self.manager: Any = self.kp.Manager(self.info.index)
+        self._closed = False
+        self._boundary: Buffer | None = None
+        _open_devices.add(self)
+
+    def __repr__(self) -> str:
+        return f"<vkattn.Device {self.info.index} {self.info.name!r}{' closed' if self._closed else ''}>"
+
+    @property
+    def usable(self) -> bool:
+        """Whether handles of this device may still be touched: it is open, and this is the process that opened it."""
+        return not self._closed and os.getpid() == self._pid
+
+    def check(self) -> None:
+        """Raise ClosedError after `close`, DeviceError in a forked child (where Kompute would hang)."""
+        if self._closed:
+            raise ClosedError(f"the device {self.info.name!r} was used after close(). Hint: open a new vkattn.Device.")
+        if os.getpid() != self._pid:
+            raise DeviceError("this device was opened before fork(); a child process cannot use it. "
+                              'Hint: open a vkattn.Device in the child, or start processes with "spawn".')
+
+    @property
+    def boundary_tensor(self) -> Any:
+        """The 16-byte tensor whose read-back orders two segments."""
+        if self._boundary is None:
+            self._boundary = self.buffer(4, "synced", "boundary")
+        return self._boundary.tensor
+
+    def buffer(self, num_words: int, kind: Kind, name: str) -> Buffer:
+        """Allocate ``num_words`` 32-bit words; CapacityError if a limit of the device or of Kompute forbids it."""
+        self.check()
+        with self.lock:
+            return Buffer(self, num_words, kind, name)
+
+    def recording(self, segments: Sequence[Sequence[Dispatch]]) -> Recording:
+        """Make pipelines for ``segments`` and record them; nothing runs yet."""
+        self.check()
+        with self.lock:
+            return Recording(self, segments)
+
+    def track(self, buffer: Buffer, size_bytes: int, count: int) -> None:
+        """Count an allocation."""
+        self._live.add(buffer)
+        self.allocated_bytes += size_bytes
+        self.allocation_count += count
+
+    def untrack(self, buffer: Buffer, size_bytes: int, count: int) -> None:
+        """Forget an allocation."""
+        self._live.discard(buffer)
+        self.allocated_bytes -= size_bytes
+        self.allocation_count -= count
+
+    def close(self) -> None:
+        """Free everything on the device. Plans, caches and graphs made on it raise ClosedError afterwards."""
+        with self.lock:
+            if not self.usable:
+                return
+            for closer in self.closers:
+                closer()
+            self.closers.clear()
+            for buffer in list(self._live):
+                buffer.destroy()
+            self._closed = True
+            manager, self.manager = self.manager, None
+            manager.destroy()
+
+    def __enter__(self) -> Device:
+        self.check()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.close()
+
+
+_default: Device | None = None
+_default_lock = threading.Lock()
+
+
+def default_device() -> Device:
+    """Return the device that calls without ``device=`` use: opened at the first call, closed at exit.
+
+    After a fork the child gets a device of its own. It is chosen as by ``Device(None)``.
+    """
+    global _default
+    with _default_lock:
+        if _default is None or not _default.usable:
+            _default = Device()
+        return _default
+
+
+def _close_all() -> None:
+    for device in list(_open_devices):
+        device.close()
+
+
+atexit.register(_close_all)

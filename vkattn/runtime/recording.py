@@ -1,0 +1,141 @@
+"""Recordings: dispatches in segments, put into kp Sequences once and replayed.
+
+A boundary between segments is realised in one of two ways. "coherent": both segments lie in one Sequence with the
+read-back of a 16-byte tensor between them; its barrier compute -> transfer chains with the transfer -> compute barrier
+that kp records before every dispatch, and buffers that carry data are ``coherent`` in GLSL. "full": each segment is a
+Sequence of its own, evaluated in turn; slow, and clean under synchronization validation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import ClosedError, DeviceError
+from ..graph.node import Binding, Dispatch
+from ..kernels.manifest import variant
+from .pipeline import build
+
+if TYPE_CHECKING:
+    from .device import Device
+
+#: kp takes one timestamp per recorded operation and crashes beyond the number that it was told.
+SPARE_TIMESTAMPS = 8
+
+
+class Recording:
+    """A replayable list of segments. Made by `Device.recording` only."""
+
+    def __init__(self, device: Device, segments: Sequence[Sequence[Dispatch]]) -> None:
+        self.device = device
+        self._segments = [list(segment) for segment in segments]
+        self._pipelines: dict[Any, Any] = {}
+        self._canary = device.buffer(4, "host", "canary")
+        self._run_number = 0
+        self._timed: list[tuple[Any, list[str | None]]] = []
+        copy = variant("copy")
+        canary = Binding(self._canary)
+        self._last = Dispatch(copy, (canary, canary, canary), {
+            "count_index": 0xFFFFFFFF, "count": 1, "src_offset": 0, "dst_offset": 1})
+        self._sequences = [self._record(group, None) for group in self._grouped()]
+
+    @property
+    def num_pipelines(self) -> int:
+        """Pipelines made for this recording, without the canary's."""
+        return len(self._pipelines) - 1
+
+    @property
+    def num_dispatches(self) -> int:
+        """Recorded dispatches, without the canary's."""
+        return sum(len(segment) for segment in self._segments)
+
+    @property
+    def num_submissions(self) -> int:
+        """Submissions of one run."""
+        return len(self._sequences)
+
+    def _grouped(self) -> list[list[list[Dispatch]]]:
+        """Return the segments of each Sequence; the canary's comes last of all."""
+        groups: list[list[list[Dispatch]]] = []
+        for segment in [*self._segments, [self._last]]:
+            new = not groups or self.device.boundary == "full"
+            if not new and segment[0] is not self._last:
+                new = segment[0].submission != groups[-1][-1][0].submission
+            groups.append([segment]) if new else groups[-1].append(segment)
+        return groups
+
+    def _pipeline(self, dispatch: Dispatch) -> Any:
+        key = (dispatch.variant.name, dispatch.groups, *(id(binding.buffer) for binding in dispatch.bindings))
+        if key not in self._pipelines:
+            self._pipelines[key] = build(self.device, dispatch)
+        return self._pipelines[key]
+
+    def _record(self, segments: list[list[Dispatch]], labels: list[str | None] | None) -> Any:
+        """Record one Sequence; with ``labels``, one that takes timestamps, and note what each operation is."""
+        kp = self.device.kp
+        if labels is None:
+            sequence = self.device.manager.sequence()
+        else:
+            count = len(segments) + sum(len(segment) for segment in segments) + SPARE_TIMESTAMPS
+            sequence = self.device.manager.sequence(0, count)
+        for index, segment in enumerate(segments):
+            if index:
+                sequence.record(kp.OpTensorSyncLocal([self.device.boundary_tensor]))
+                if labels is not None:
+                    labels.append(None)
+            for dispatch in segment:
+                sequence.record(kp.OpAlgoDispatch(self._pipeline(dispatch), dispatch.push_words))
+                if labels is not None:
+                    labels.append(None if dispatch is self._last else dispatch.variant.name)
+        return sequence
+
+    def run(self) -> None:
+        """Submit everything and wait; DeviceError if the last word was not written."""
+        self._evaluate([sequence.eval for sequence in self._checked()])
+
+    def _checked(self) -> list[Any]:
+        self.device.check()
+        if not self._sequences:
+            raise ClosedError("a recording was used after it was closed.")
+        return self._sequences
+
+    def _evaluate(self, evaluations: list[Callable[[], Any]]) -> None:
+        with self.device.lock:
+            words = self._canary.words
+            self._run_number = self._run_number % 0x7FFFFFFF + 1
+            words[0] = self._run_number
+            try:
+                for evaluate in evaluations:
+                    evaluate()
+            except RuntimeError as error:
+                raise DeviceError(f'"{self.device.info.name}" refused a submission: {error}') from error
+            if words[1] != self._run_number:
+                raise DeviceError(f'"{self.device.info.name}" did not finish a submission: the device was lost. '
+                                  "Hint: open a new Device; results of this run are void.")
+
+    def timings(self) -> list[tuple[str, float]]:
+        """Run once with timestamps and return (variant name, nanoseconds on the device) of each dispatch in order."""
+        self._checked()
+        if not self._timed:
+            for group in self._grouped():
+                labels: list[str | None] = []
+                self._timed.append((self._record(group, labels), labels))
+        self._evaluate([sequence.eval for sequence, _ in self._timed])
+        result = []
+        for sequence, labels in self._timed:
+            ticks = np.array(sequence.get_timestamps(), np.uint64)
+            spans = np.diff(ticks).astype(np.float64) * self.device.info.timestamp_period_ns
+            result += [(label, float(span)) for label, span in zip(labels, spans, strict=True) if label]
+        return result
+
+    def close(self) -> None:
+        """Free sequences and pipelines; the buffers belong to whoever made them."""
+        sequences = self._sequences + [sequence for sequence, _ in self._timed]
+        pipelines = list(self._pipelines.values())
+        self._sequences, self._timed, self._pipelines = [], [], {}
+        if self.device.usable:
+            for handle in sequences + pipelines:
+                handle.destroy()
+        self._canary.destroy()
