@@ -3,8 +3,8 @@
     python scripts/build_shaders.py [kernel ...] [--force] [--compiler glslangValidator | pyshaderc]
     python scripts/build_shaders.py --check
 
-A kernel is ``shaders/<kernel>.comp`` beside ``shaders/<kernel>.toml``; shaders/README.md describes both. VKATTN_GLSLANG and
-VKATTN_SPIRV_VAL name other programs than the ones on PATH. The exit status is 1 if anything is wrong.
+A kernel is ``shaders/<kernel>.comp`` beside ``shaders/<kernel>.toml``; shaders/README.md describes both.
+VKATTN_GLSLANG and VKATTN_SPIRV_VAL name other programs than those on PATH. The exit status is 1 if anything is wrong.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
         print(f"  built {name}")
     for name in report.removed:
         print(f"  removed {name}")
-    for error in sorted(report.errors):
-        print(error, file=sys.stderr)
+    for message in sorted(report.errors):
+        print(message, file=sys.stderr)
     return 1 if report.errors else 0
 
 

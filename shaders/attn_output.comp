@@ -60,17 +60,20 @@ shared vec4 v_tile[BLOCK_KEYS * BLOCK_VECS];
 shared uint open_stamp;   // the block of keys, plus 1, that has a weight other than 0
 shared uint dirty_stamp;  // the block of keys, plus 1, that has a value which is not finite
 
-vec4 load_probs(RowTile tile, uint row, uint score_row, uint key) {
-    if (row >= tile.rows) return vec4(0.0);
-    uint begin = key_begin(tile.b, row_token(row)), end = key_end(tile.b, row_token(row));
-    if (key >= end || key + 4u <= begin) return vec4(0.0);
-    return probs[push.probs_base + score_row * score_stride() + key / 4u];
+// Where the weights of one row lie and which keys it sees; an empty range for a row that does not exist.
+struct ProbRow {
+    uint begin, end;
+    uint at;
+};
+
+ProbRow prob_row(RowTile tile, uint row, uint score_row) {
+    if (row >= tile.rows) return ProbRow(0u, 0u, 0u);
+    uint token = row_token(row);
+    return ProbRow(key_begin(tile.b, token), key_end(tile.b, token), push.probs_base + score_row * score_stride());
 }
 
-vec4 load_value(RowTile tile, uint key, uint begin, uint end, uint e) {
-    if (key < begin || key >= end || e >= value_vecs()) return vec4(0.0);
-    return value_vec(value[push.value_base + tile.b * v_stride_batch() + tile.hk * v_stride_head()
-                           + key * v_stride_row() + e]);
+vec4 load_probs(ProbRow row, uint key) {
+    return key < row.end && key + 4u > row.begin ? probs[row.at + key / 4u] : vec4(0.0);
 }
 
 // The staged block's part of four rows' outputs.
@@ -114,6 +117,12 @@ void main() {
         uint e = (item % vec_tiles) * BLOCK_VECS + x;
         uint begin = tile_key_begin(tile), end = tile_key_end(tile);
         bool busy = tile.first + 4u * y < tile.rows;
+        uint slot = lane / 8u, quarter = lane % 8u;
+        ProbRow rows[2];
+        [[unroll]] for (uint i = 0u; i < 2u; ++i)
+            rows[i] = prob_row(tile, tile.first + slot + 16u * i, score_row + slot + 16u * i);
+        bool in_row = e < value_vecs();
+        uint value_at = push.value_base + tile.b * v_stride_batch() + tile.hk * v_stride_head() + e;
 
         precise vec4 acc[4] = vec4[](vec4(0.0), vec4(0.0), vec4(0.0), vec4(0.0));
         precise vec4 lost[4] = vec4[](vec4(0.0), vec4(0.0), vec4(0.0), vec4(0.0));
@@ -121,9 +130,8 @@ void main() {
             barrier();
             bool open = false;
             [[unroll]] for (uint i = 0u; i < 2u; ++i) {
-                uint r = lane / 8u + 16u * i, j = lane % 8u;
-                vec4 p = load_probs(tile, tile.first + r, score_row + r, j0 + 4u * j);
-                p_tile[r * PITCH + j] = p;
+                vec4 p = load_probs(rows[i], j0 + 4u * quarter);
+                p_tile[(slot + 16u * i) * PITCH + quarter] = p;
                 if (p != vec4(0.0)) open = true;
             }
             if (has_mask) {
@@ -133,7 +141,9 @@ void main() {
             }
             bool finite = true;
             [[unroll]] for (uint i = 0u; i < 4u; ++i) {
-                vec4 v = load_value(tile, j0 + y + 8u * i, begin, end, e);
+                uint key = j0 + y + 8u * i;
+                bool seen = key >= begin && key < end && in_row;
+                vec4 v = seen ? value_vec(value[value_at + key * v_stride_row()]) : vec4(0.0);
                 v_tile[(y + 8u * i) * BLOCK_VECS + x] = v;
                 if (any(equal(floatBitsToUint(v) & 0x7F800000u, uvec4(0x7F800000u)))) finite = false;
             }

@@ -61,26 +61,20 @@ shared vec4 q_tile[BLOCK_ROWS * PITCH];
 shared vec4 k_tile[BLOCK_COLS * PITCH];  // key c lies at slot (c % 4) * 16 + c / 4: lane x reads slots x + 16 i
 shared uint open_stamp;
 
-vec4 load_query(RowTile tile, uint row, uint d) {
-    if (row >= tile.rows || d >= head_vecs()) return vec4(0.0);
-    return query_vec(query[push.query_base + tile.b * q_stride_batch() + row_head(tile, row) * q_stride_head()
-                           + row_token(row) * q_stride_row() + d]);
+vec4 load_query(bool live, uint at, uint d) {
+    return live && d < head_vecs() ? query_vec(query[at + d]) : vec4(0.0);
 }
 
-vec4 load_key(RowTile tile, uint col, uint end, uint d) {
-    if (col >= end || d >= head_vecs()) return vec4(0.0);
-    return key_vec(key[push.key_base + tile.b * k_stride_batch() + tile.hk * k_stride_head()
-                       + col * k_stride_row() + d]);
+vec4 load_key(bool live, uint at, uint d) {
+    return live && d < head_vecs() ? key_vec(key[at + d]) : vec4(0.0);
 }
 
 // Whether the mask leaves anything of the tile open; the same answer in the whole workgroup.
-bool tile_open(RowTile tile, uint row, uint col, uint stamp) {
-    if ((flags() & (FLAG_MASK_BITS | FLAG_MASK_FLOAT)) == 0u) return true;
+bool tile_open(ScoreRule rule, ScoreRow rows[4], uint col, uint stamp) {
+    if (rule.mask_kind == 0u) return true;
     bool open = false;
-    for (uint i = 0u; i < 16u; ++i) {
-        uint r = row + i / 4u, c = col + i % 4u;
-        if (r < tile.rows && visible(tile.b, row_head(tile, r), row_token(r), c)) open = true;
-    }
+    for (uint i = 0u; i < 16u; ++i)
+        if (attended(rule, rows[i / 4u], col + i % 4u)) open = true;
     if (open) open_stamp = stamp;
     barrier();
     bool result = open_stamp == stamp;
@@ -88,55 +82,74 @@ bool tile_open(RowTile tile, uint row, uint col, uint stamp) {
     return result;
 }
 
-void main() {
-    uint lane = gl_LocalInvocationIndex;
-    uint x = lane % 16u, y = lane / 16u;
-    uint first = min(push.chunk * tiles_per_chunk(), num_row_tiles());
-    uint tiles = min(tiles_per_chunk(), num_row_tiles() - first);
-    uint col_tiles = (max_kv_len() + BLOCK_COLS - 1u) / BLOCK_COLS;
-
-    for (uint item = gl_WorkGroupID.x; item < tiles * col_tiles; item += gl_NumWorkGroups.x) {
-        RowTile tile = row_tile(first + item / col_tiles);
-        uint col0 = (item % col_tiles) * BLOCK_COLS;
-        uint end = tile_key_end(tile);
-        if (col0 >= end || col0 + BLOCK_COLS <= tile_key_begin(tile)) continue;
-        uint row = tile.first + 4u * y, col = col0 + 4u * x;
-
-        vec4 acc[4] = vec4[](vec4(0.0), vec4(0.0), vec4(0.0), vec4(0.0));
-        if (tile_open(tile, row, col, item + 1u)) {
-            for (uint d0 = 0u; d0 < head_vecs(); d0 += DEPTH) {
-                barrier();
-                [[unroll]] for (uint i = 0u; i < 2u; ++i) {
-                    uint r = lane / DEPTH + 16u * i, d = lane % DEPTH;
-                    q_tile[r * PITCH + d] = load_query(tile, tile.first + r, d0 + d);
-                }
+// acc[i][c] = <q of row 4 y + i, k of column 4 x + c>, for the tile that starts at tile.first and col0.
+vec4[4] dot_products(RowTile tile, uint col0, uint end, uint x, uint y, bool busy) {
+    uint lane = gl_LocalInvocationIndex, slot = lane / DEPTH, depth = lane % DEPTH;
+    bool q_live[2], k_live[4];
+    uint q_at[2], k_at[4];
+    [[unroll]] for (uint i = 0u; i < 2u; ++i) {
+        uint row = tile.first + slot + 16u * i;
+        q_live[i] = row < tile.rows;
+        q_at[i] = push.query_base + tile.b * q_stride_batch() + row_head(tile, row) * q_stride_head()
+                  + row_token(row) * q_stride_row();
+    }
+    [[unroll]] for (uint i = 0u; i < 4u; ++i) {
+        uint col = col0 + slot + 16u * i;
+        k_live[i] = col < end;
+        k_at[i] = push.key_base + tile.b * k_stride_batch() + tile.hk * k_stride_head() + col * k_stride_row();
+    }
+    vec4 acc[4] = vec4[](vec4(0.0), vec4(0.0), vec4(0.0), vec4(0.0));
+    for (uint d0 = 0u; d0 < head_vecs(); d0 += DEPTH) {
+        barrier();
+        [[unroll]] for (uint i = 0u; i < 2u; ++i)
+            q_tile[(slot + 16u * i) * PITCH + depth] = load_query(q_live[i], q_at[i], d0 + depth);
+        [[unroll]] for (uint i = 0u; i < 4u; ++i) {
+            uint c = slot + 16u * i;
+            k_tile[((c % 4u) * 16u + c / 4u) * PITCH + depth] = load_key(k_live[i], k_at[i], d0 + depth);
+        }
+        barrier();
+        if (busy) {
+            for (uint d = 0u; d < DEPTH; ++d) {
+                vec4 k0 = k_tile[x * PITCH + d], k1 = k_tile[(x + 16u) * PITCH + d];
+                vec4 k2 = k_tile[(x + 32u) * PITCH + d], k3 = k_tile[(x + 48u) * PITCH + d];
                 [[unroll]] for (uint i = 0u; i < 4u; ++i) {
-                    uint c = lane / DEPTH + 16u * i, d = lane % DEPTH;
-                    k_tile[((c % 4u) * 16u + c / 4u) * PITCH + d] = load_key(tile, col0 + c, end, d0 + d);
-                }
-                barrier();
-                if (row < tile.rows) {
-                    for (uint d = 0u; d < DEPTH; ++d) {
-                        vec4 k0 = k_tile[x * PITCH + d], k1 = k_tile[(x + 16u) * PITCH + d];
-                        vec4 k2 = k_tile[(x + 32u) * PITCH + d], k3 = k_tile[(x + 48u) * PITCH + d];
-                        [[unroll]] for (uint i = 0u; i < 4u; ++i) {
-                            vec4 q = q_tile[(4u * y + i) * PITCH + d];
-                            acc[i] += vec4(dot(q, k0), dot(q, k1), dot(q, k2), dot(q, k3));
-                        }
-                    }
+                    vec4 q = q_tile[(4u * y + i) * PITCH + d];
+                    acc[i] += vec4(dot(q, k0), dot(q, k1), dot(q, k2), dot(q, k3));
                 }
             }
         }
+    }
+    return acc;
+}
+
+void main() {
+    uint x = gl_LocalInvocationIndex % 16u, y = gl_LocalInvocationIndex / 16u;
+    uint first = min(push.chunk * tiles_per_chunk(), num_row_tiles());
+    uint tiles = min(tiles_per_chunk(), num_row_tiles() - first);
+    uint col_tiles = (max_kv_len() + BLOCK_COLS - 1u) / BLOCK_COLS;
+    ScoreRule rule = score_rule();
+
+    for (uint item = gl_WorkGroupID.x; item < tiles * col_tiles; item += gl_NumWorkGroups.x) {
+        uint chunk_tile = item / col_tiles;
+        RowTile tile = row_tile(first + chunk_tile);
+        uint col0 = (item % col_tiles) * BLOCK_COLS, col = col0 + 4u * x;
+        uint end = tile_key_end(tile);
+        if (col0 >= end || col0 + BLOCK_COLS <= tile_key_begin(tile)) continue;
+
+        ScoreRow rows[4];
+        [[unroll]] for (uint i = 0u; i < 4u; ++i) rows[i] = score_row(tile, tile.first + 4u * y + i);
+        bool busy = tile.first + 4u * y < tile.rows;
+        vec4 acc[4] = vec4[](vec4(0.0), vec4(0.0), vec4(0.0), vec4(0.0));
+        if (tile_open(rule, rows, col, item + 1u)) acc = dot_products(tile, col0, end, x, y, busy);
+
+        uint at = push.scores_base + (chunk_tile * BLOCK_ROWS + 4u * y) * score_stride() + col / 4u;
         [[unroll]] for (uint i = 0u; i < 4u; ++i) {
-            uint r = row + i;
-            if (r >= tile.rows) continue;
-            uint h = row_head(tile, r), token = row_token(r);
-            vec4 s = vec4(masked_score(acc[i].x, tile.b, h, token, col),
-                          masked_score(acc[i].y, tile.b, h, token, col + 1u),
-                          masked_score(acc[i].z, tile.b, h, token, col + 2u),
-                          masked_score(acc[i].w, tile.b, h, token, col + 3u));
-            uint score_row = (item / col_tiles) * BLOCK_ROWS + 4u * y + i;
-            scores[push.scores_base + score_row * score_stride() + col / 4u] = s;
+            vec4 s = acc[i] * rule.scale;
+            if (!is_plain(rule, rows[i], col, col + 3u))
+                s = vec4(masked_score(acc[i].x, rule, rows[i], col), masked_score(acc[i].y, rule, rows[i], col + 1u),
+                         masked_score(acc[i].z, rule, rows[i], col + 2u),
+                         masked_score(acc[i].w, rule, rows[i], col + 3u));
+            if (tile.first + 4u * y + i < tile.rows) scores[at + i * score_stride()] = s;
         }
     }
 }

@@ -73,6 +73,7 @@ def edit_sources(source_dir: Path) -> None:
     for edit in EDITS:
         path = source_dir / edit.file
         text = path.read_text(encoding="utf-8")
-        if text.count(edit.old) != 1:
-            raise ValueError(f"{edit.file} of kp {KP_VERSION} holds {edit.old!r} {text.count(edit.old)} times, not once")
+        count = text.count(edit.old)
+        if count != 1:
+            raise ValueError(f"{edit.file} of kp {KP_VERSION} holds {edit.old!r} {count} times, not once")
         path.write_text(text.replace(edit.old, edit.new), encoding="utf-8")

@@ -66,7 +66,7 @@ def system_tag() -> str:
     except OSError:
         system = platform.system().lower()
     fmt = ctypes.util.find_library("fmt") or "nofmt"
-    return re.sub(r"[^A-Za-z0-9.]+", "_", f"{system}-{fmt}")
+    return re.sub(r"[^A-Za-z0-9.-]+", "_", f"{system}-{fmt}")
 
 
 def wheel_key() -> str:
@@ -198,8 +198,8 @@ def build_wheel(work: Path, log: Path, *, jobs: int, verbose: bool) -> Path:
     env |= recipe.BUILD_SETTINGS | {"pybind11_DIR": cmakedir, "KOMPUTE_PYTHON_NUM_PARALLEL_THREADS": str(min(jobs, 9))}
     env["PATH"] = f"{venv / 'bin'}{os.pathsep}{env.get('PATH', os.defpath)}"
     wheels = work / "wheels"
-    options = ["--no-deps", "--use-pep517", "--no-build-isolation", "--no-index", "--no-cache-dir", "--wheel-dir", str(wheels)]
-    _run([*pip, "wheel", *(["-v"] if verbose else []), *options, str(source_dir)], log, verbose=verbose, env=env)
+    options = ["--no-deps", "--use-pep517", "--no-build-isolation", "--no-index", "--no-cache-dir", "-v"]
+    _run([*pip, "wheel", *options, "--wheel-dir", str(wheels), str(source_dir)], log, verbose=verbose, env=env)
     return next(wheels.glob("kp-*.whl"))
 
 
@@ -240,7 +240,7 @@ def install_wheel(wheel: Path, *, verbose: bool) -> None:
         pip = [sys.executable, "-m", "pip"]
         if importlib.util.find_spec("pip") is None:
             if importlib.util.find_spec("ensurepip") is None:
-                raise SetupError(f"{sys.executable} has neither pip nor ensurepip. Hint: install the wheel {wheel} there.")
+                raise SetupError(f"{sys.executable} has neither pip nor ensurepip. Hint: install {wheel} there.")
             _run([sys.executable, "-m", "venv", f"{work}/venv"], log, verbose=verbose, env=_pip_environment())
             pip = [f"{work}/venv/bin/python", "-m", "pip", "--python", sys.executable]
         options = ["install", "--no-deps", "--no-index", "--force-reinstall", "--disable-pip-version-check"]

@@ -242,8 +242,8 @@ def check(tree: Tree, compiler_name: str) -> Report:
         report.errors.append(f"{tree.shown(tree.manifest)} is not in the form that the build writes")
     tool = compiler.make(compiler_name, tree.root)
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        tasks = [(job, committed.get(job.name)) for job in wanted]
-        list(pool.map(lambda task: report.guard(lambda: _check_one(tree, *task, tool, report)), tasks))
+        one = lambda job: _check_one(tree, job, committed.get(job.name), tool, report)  # noqa: E731
+        list(pool.map(lambda job: report.guard(lambda: one(job)), wanted))
     return report
 
 

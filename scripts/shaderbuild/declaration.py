@@ -30,7 +30,10 @@ class Minimum:
 
 @dataclass(frozen=True)
 class Declaration:
-    """A kernel as its ``.toml`` declares it; `variants` holds (axis, value) pairs in axis order, exclusions left out."""
+    """A kernel as its ``.toml`` declares it.
+
+    `variants` holds (axis, value) pairs in axis order, without the excluded ones.
+    """
 
     kernel: str
     path: Path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ BUILT_IN_WORKGROUP_SIZE = 25
 LOCAL_SIZE_NAMES = ("local_size_x", "local_size_y", "local_size_z")
 
 #: The integer operations that GLSL's constant expressions over spec constants compile to.
-OPERATIONS = {
+OPERATIONS: dict[int, Callable[..., int]] = {
     128: lambda a, b: a + b,
     130: lambda a, b: a - b,
     132: lambda a, b: a * b,
@@ -195,7 +196,7 @@ def _value(module: Module, constant: int) -> int:
     if opcode in (spv.OP_CONSTANT, spv.OP_SPEC_CONSTANT):
         return operands[1]
     if opcode == spv.OP_SPEC_OP and operands[1] in OPERATIONS:
-        return int(OPERATIONS[operands[1]](*(_value(module, operand) for operand in operands[2:]))) & 0xFFFFFFFF
+        return OPERATIONS[operands[1]](*(_value(module, operand) for operand in operands[2:])) & 0xFFFFFFFF
     raise BuildError(f"a size depends on a constant expression (instruction {operands[1:2]}) that is not understood")
 
 

@@ -35,7 +35,8 @@ def broken(declaration: Declaration, interface: Interface) -> list[str]:
         found.append(f"it uses {', '.join(extra)}, which `requires` in {declaration.path.name} does not name")
     newest = NEWEST[declaration.target]
     if interface.version > newest:
-        found.append(f"it is SPIR-V {'.'.join(map(str, interface.version))}; {declaration.target} takes {newest}")
+        have, most = (".".join(map(str, version)) for version in (interface.version, newest))
+        found.append(f"it is SPIR-V {have}; {declaration.target} takes {most}")
     if declaration.tier == "base":
         invocations = math.prod(interface.local_size)
         if invocations > BASE_INVOCATIONS:

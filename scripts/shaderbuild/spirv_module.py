@@ -76,7 +76,10 @@ CAPABILITIES = {
 
 @dataclass
 class Module:
-    """A parsed module. Decorations map a decoration's number to its operands; ``member`` keys are (struct id, index)."""
+    """A parsed module.
+
+    Decorations map a decoration's number to its operands; the keys of what is said of members are (struct id, index).
+    """
 
     version: tuple[int, int]
     capabilities: list[str] = field(default_factory=list)

@@ -2,7 +2,7 @@
 // Accessors of the params block. Includer must define: a push constant `push` with a member params_base (words).
 #ifndef VKATTN_PARAMS
 #define VKATTN_PARAMS
-layout(set = 0, binding = 0) readonly buffer Params { uint params[]; };
+layout(set = 0, binding = 0) restrict readonly buffer Params { uint params[]; };
 
 uint batch_size() { return params[push.params_base + 0u]; }
 uint num_kv_heads() { return params[push.params_base + 1u]; }

@@ -1,34 +1,61 @@
 // From a dot product to a masked score: scale, then softcap, then ALiBi and the mask, then visibility.
-// Includer must include params.glsl and tiles.glsl, and define the mask buffer as `uint mask_data[]`.
+// Includer must include params.glsl and tiles.glsl, and define the mask buffer as `uint mask_data[]` and its offset
+// push.mask_base.
 #ifndef VKATTN_SCORE
 #define VKATTN_SCORE
 
 const uint MINUS_INFINITY = 0xFF800000u;
 
-uint mask_index(uint b, uint h, uint token, uint key) {
-    return b * mask_stride_batch() + h * mask_stride_head() + token * mask_stride_row() + key * mask_stride_col();
+// What is the same for all elements of one query row, read once.
+struct ScoreRow {
+    uint begin, end;  // the keys that the row sees by position; empty for a row that does not exist
+    uint mask_at;     // index of the row's mask element of key 0
+    int position;
+    float slope;      // ALiBi; 0 is off
+};
+
+// What is the same for the whole dispatch.
+struct ScoreRule {
+    uint mask_kind;  // 0, FLAG_MASK_BITS or FLAG_MASK_FLOAT
+    uint mask_step;  // mask elements from key to key: 1, or 0 where one serves all keys
+    float scale, softcap;
+};
+
+ScoreRule score_rule() {
+    return ScoreRule(flags() & (FLAG_MASK_BITS | FLAG_MASK_FLOAT), mask_stride_col(), scale(), softcap());
 }
 
-// Whether the mask alone lets this element through (a float mask closes it with minus infinity only).
-bool mask_open(uint b, uint h, uint token, uint key) {
-    uint index = mask_index(b, h, token, key);
-    if ((flags() & FLAG_MASK_BITS) != 0u) return (mask_data[push.mask_base + (index >> 5)] >> (index & 31u) & 1u) != 0u;
-    if ((flags() & FLAG_MASK_FLOAT) != 0u) return mask_data[push.mask_base + index] != MINUS_INFINITY;
-    return true;
+ScoreRow score_row(RowTile tile, uint row) {
+    if (row >= tile.rows) return ScoreRow(0u, 0u, 0u, 0, 0.0);
+    uint token = row_token(row), h = row_head(tile, row);
+    return ScoreRow(key_begin(tile.b, token), key_end(tile.b, token),
+                    tile.b * mask_stride_batch() + h * mask_stride_head() + token * mask_stride_row(),
+                    q_offset(tile.b) + int(token),
+                    (flags() & FLAG_ALIBI) != 0u ? alibi_slope(h) : 0.0);
 }
 
-bool visible(uint b, uint h, uint token, uint key) {
-    return key >= key_begin(b, token) && key < key_end(b, token) && mask_open(b, h, token, key);
+// Whether the row attends the key: by position, and by the mask (a float mask closes with minus infinity only).
+bool attended(ScoreRule rule, ScoreRow row, uint key) {
+    if (key < row.begin || key >= row.end) return false;
+    if (rule.mask_kind == 0u) return true;
+    uint index = row.mask_at + key * rule.mask_step;
+    if (rule.mask_kind == FLAG_MASK_FLOAT) return mask_data[push.mask_base + index] != MINUS_INFINITY;
+    return (mask_data[push.mask_base + (index >> 5)] >> (index & 31u) & 1u) != 0u;
 }
 
-// The score of one element, or minus infinity where it is masked; `dot_product` is not used then (it may be NaN).
-float masked_score(float dot_product, uint b, uint h, uint token, uint key) {
-    if (!visible(b, h, token, key)) return uintBitsToFloat(MINUS_INFINITY);
-    float s = dot_product * scale();
-    float cap = softcap();
-    if (cap > 0.0) s = cap * tanh(clamp(s / cap, -20.0, 20.0));  // tanh(20) is 1 in float32; larger may overflow
-    if ((flags() & FLAG_ALIBI) != 0u) s -= alibi_slope(h) * abs(float(q_offset(b) + int(token) - int(key)));
-    if ((flags() & FLAG_MASK_FLOAT) != 0u) s += uintBitsToFloat(mask_data[push.mask_base + mask_index(b, h, token, key)]);
+// The score of one element, or minus infinity where it is not attended; `dot_product` is not used then (may be NaN).
+float masked_score(float dot_product, ScoreRule rule, ScoreRow row, uint key) {
+    if (!attended(rule, row, key)) return uintBitsToFloat(MINUS_INFINITY);
+    float s = dot_product * rule.scale;
+    if (rule.softcap > 0.0) s = rule.softcap * tanh(clamp(s / rule.softcap, -20.0, 20.0));  // beyond 20 it is 1
+    if (row.slope != 0.0) s -= row.slope * abs(float(row.position - int(key)));
+    if (rule.mask_kind == FLAG_MASK_FLOAT)
+        s += uintBitsToFloat(mask_data[push.mask_base + row.mask_at + key * rule.mask_step]);
     return s;
+}
+
+// Whether every row of a run sees all keys of [first, last] and nothing but the scale applies.
+bool is_plain(ScoreRule rule, ScoreRow row, uint first, uint last) {
+    return rule.mask_kind == 0u && rule.softcap == 0.0 && row.slope == 0.0 && first >= row.begin && last < row.end;
 }
 #endif

@@ -51,8 +51,9 @@ class Spec:
 class Variant:
     """One compiled shader.
 
-    ``bindings`` are in the order of their numbers, ``push`` names the uint words of the push constants, ``capabilities``
-    those of SPIR-V beyond Shader; ``local_size`` and ``shared_bytes`` are those of the default spec constants.
+    ``bindings`` are in the order of their numbers, ``push`` names the uint words of the push constants,
+    ``capabilities`` are those of SPIR-V beyond Shader; ``local_size`` and ``shared_bytes`` are those of the default
+    spec constants.
     """
 
     name: str

@@ -31,9 +31,13 @@ NO_INDEX = 0xFFFFFFFF
 INPUTS = ("query", "key", "value", "mask")
 
 
+#: The smallest capacity of a buffer, in words (64 KiB): small problems of any shape share a plan.
+MIN_WORDS = 1 << 14
+
+
 def bucket(words: int) -> int:
-    """Return the capacity that serves ``words``: the next power of two, at least 256 words."""
-    return max(256, 1 << max(words - 1, 0).bit_length())
+    """Return the capacity that serves ``words``: the next power of two, at least `MIN_WORDS`."""
+    return max(MIN_WORDS, 1 << max(words - 1, 0).bit_length())
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ class Buffer:
         types = device.kp.TensorTypes
         tensor_type = {"host": types.host, "storage": types.storage, "synced": types.device}[kind]
         initial = np.empty(self.num_words, np.uint32) if kind == "storage" else np.zeros(self.num_words, np.uint32)
-        self.tensor: Any = device.manager.tensor_t(initial, tensor_type)
+        self.tensor: Any = device.adopt(device.manager.tensor_t(initial, tensor_type))
         device.track(self, self.allocated_bytes, copies)
         if kind != "storage":
             self._words = self.tensor.data()
@@ -72,5 +72,4 @@ class Buffer:
         if self.tensor is not None:
             tensor, self.tensor, self._words = self.tensor, None, None
             self.device.untrack(self, self.allocated_bytes, 2 if self.kind == "synced" else 1)
-            if self.device.usable:
-                tensor.destroy()
+            self.device.release(tensor)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import threading
 import weakref
@@ -60,6 +61,7 @@ class Device:
             raise OptionError(f"`score_budget_bytes` is {score_budget_bytes}; it must be positive.")
         self.boundary = boundary
         self.score_budget_bytes = int(score_budget_bytes)
+        _refuse_after_fork()
         self.info: DeviceInfo = select_device(devices(), select)
         self.lock = threading.RLock()
         self.allocated_bytes = 0
@@ -67,9 +69,10 @@ class Device:
         self.closers: list[Any] = []
         self._live: weakref.WeakSet[Buffer] = weakref.WeakSet()
         self._pid = os.getpid()
-        self.kp = kompute.load()
-        self.manager: Any = self.kp.Manager(self.info.index)
+        self._handles: dict[int, Any] = {}
         self._closed = False
+        self.kp = kompute.load()
+        self.manager: Any = self.adopt(self.kp.Manager(self.info.index))
         self._boundary: Buffer | None = None
         _open_devices.add(self)
 
@@ -81,11 +84,16 @@ class Device:
         """Whether handles of this device may still be touched: it is open, and this is the process that opened it."""
         return not self._closed and os.getpid() == self._pid
 
+    @property
+    def forked(self) -> bool:
+        """Whether this is a child of the process that opened the device, and the device was open then."""
+        return os.getpid() != self._pid and not self._closed
+
     def check(self) -> None:
         """Raise ClosedError after `close`, DeviceError in a forked child (where Kompute would hang)."""
         if self._closed:
             raise ClosedError(f"the device {self.info.name!r} was used after close(). Hint: open a new vkattn.Device.")
-        if os.getpid() != self._pid:
+        if self.forked:
             raise DeviceError("this device was opened before fork(); a child process cannot use it. "
                               'Hint: open a vkattn.Device in the child, or start processes with "spawn".')
 
@@ -107,6 +115,21 @@ class Device:
         self.check()
         with self.lock:
             return Recording(self, segments)
+
+    def adopt(self, handle: Any) -> Any:
+        """Remember a Kompute object that lives on this device; return it."""
+        self._handles[id(handle)] = handle
+        return handle
+
+    def release(self, handle: Any) -> None:
+        """Destroy an adopted object. After close there is nothing left to destroy; in a forked child nothing may be."""
+        if self.usable:
+            del self._handles[id(handle)]
+            handle.destroy()
+
+    def abandon(self) -> None:
+        """Keep every handle alive for ever: called in a forked child, where a destructor would wait for ever."""
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._handles))
 
     def track(self, buffer: Buffer, size_bytes: int, count: int) -> None:
         """Count an allocation."""
@@ -130,9 +153,10 @@ class Device:
             self.closers.clear()
             for buffer in list(self._live):
                 buffer.destroy()
-            self._closed = True
             manager, self.manager = self.manager, None
-            manager.destroy()
+            self.release(manager)
+            self._handles.clear()
+            self._closed = True
 
     def __enter__(self) -> Device:
         self.check()
@@ -143,6 +167,13 @@ class Device:
         self.close()
 
 
+def _refuse_after_fork() -> None:
+    """Raise DeviceError if a parent process had a device open when it forked this one: drivers do not survive that."""
+    if any(device.forked for device in _open_devices):
+        raise DeviceError("a Vulkan device was open when this process was forked; neither it nor a new one can be "
+                          'used here. Hint: start processes with the "spawn" method, or before the first device.')
+
+
 _default: Device | None = None
 _default_lock = threading.Lock()
 
@@ -150,9 +181,11 @@ _default_lock = threading.Lock()
 def default_device() -> Device:
     """Return the device that calls without ``device=`` use: opened at the first call, closed at exit.
 
-    After a fork the child gets a device of its own. It is chosen as by ``Device(None)``.
+    It is chosen as by ``Device(None)``; if it was closed, the next call opens another.
     """
     global _default
+    if _default is not None and _default.forked:
+        _refuse_after_fork()
     with _default_lock:
         if _default is None or not _default.usable:
             _default = Device()
@@ -164,4 +197,12 @@ def _close_all() -> None:
         device.close()
 
 
+def _abandon_all() -> None:
+    for device in list(_open_devices):
+        if device.forked:
+            device.abandon()
+
+
 atexit.register(_close_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_abandon_all)

@@ -28,4 +28,4 @@ def build(device: Device, dispatch: Dispatch) -> Any:
         raise NoKernelError(f'{variant.name} cannot run on "{device.info.name}": {"; ".join(reasons)}.')
     tensors = [binding.buffer.tensor for binding in dispatch.bindings]
     push = np.zeros(len(variant.push), np.uint32)
-    return device.manager.algorithm(tensors, load(variant), (dispatch.groups, 1, 1), NO_WORDS, push)
+    return device.adopt(device.manager.algorithm(tensors, load(variant), (dispatch.groups, 1, 1), NO_WORDS, push))

@@ -76,10 +76,10 @@ class Recording:
         """Record one Sequence; with ``labels``, one that takes timestamps, and note what each operation is."""
         kp = self.device.kp
         if labels is None:
-            sequence = self.device.manager.sequence()
+            sequence = self.device.adopt(self.device.manager.sequence())
         else:
             count = len(segments) + sum(len(segment) for segment in segments) + SPARE_TIMESTAMPS
-            sequence = self.device.manager.sequence(0, count)
+            sequence = self.device.adopt(self.device.manager.sequence(0, count))
         for index, segment in enumerate(segments):
             if index:
                 sequence.record(kp.OpTensorSyncLocal([self.device.boundary_tensor]))
@@ -135,7 +135,6 @@ class Recording:
         sequences = self._sequences + [sequence for sequence, _ in self._timed]
         pipelines = list(self._pipelines.values())
         self._sequences, self._timed, self._pipelines = [], [], {}
-        if self.device.usable:
-            for handle in sequences + pipelines:
-                handle.destroy()
+        for handle in sequences + pipelines:
+            self.device.release(handle)
         self._canary.destroy()

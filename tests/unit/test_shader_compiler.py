@@ -1,0 +1,92 @@
+"""The wrapper around compilers: versions, missing programs, and pyshaderc with a stand-in module."""
+
+from __future__ import annotations
+
+import stat
+import sys
+import types
+from pathlib import Path
+
+import pytest
+from shaderbuild import BuildError, compiler
+
+from tests.shader_tree import TINY_COMP, build, entries, errors, make, put, run
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> build.Tree:
+    return make(tmp_path)
+
+
+def test_a_newer_compiler_keeps_committed_spirv(tree: build.Tree, capsys: pytest.CaptureFixture[str]) -> None:
+    run(tree)
+    put(tree.root, "tiny", extra='compiler = "glslangValidator >= 99.1"\n')
+    assert run(tree) == 0, "the minimum does not make the SPIR-V stale"
+    assert run(tree, "--force") == 0
+    assert run(tree, "--check") == 0
+    assert "3 compiled again, 1 not compilable here" in capsys.readouterr().out
+    put(tree.root, "tiny", TINY_COMP.replace("= 1;", "= 2;"), extra='compiler = "glslangValidator >= 99.1"\n')
+    assert run(tree) == 1
+    assert "(tiny): its SPIR-V is stale and it needs glslangValidator >= 99.1; here is" in capsys.readouterr().err
+
+
+def test_missing_programs_are_named_with_the_remedy(tree: build.Tree, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("VKATTN_GLSLANG", "/nonexistent/glslang")
+    assert run(tree) == 1
+    assert "VKATTN_GLSLANG=/nonexistent/glslang is no program. Hint: apt-get install" in capsys.readouterr().err
+    monkeypatch.delenv("VKATTN_GLSLANG")
+    assert run(tree) == 0
+    monkeypatch.setenv("VKATTN_GLSLANG", "/nonexistent/glslang")
+    assert run(tree) == 0, "nothing is stale, so that no compiler is needed"
+    monkeypatch.delenv("VKATTN_GLSLANG")
+    monkeypatch.setenv("PATH", "")
+    assert run(tree, "--force") == 1
+    assert "glslangValidator is not on PATH" in capsys.readouterr().err
+
+
+def test_check_compares_bytes_only_with_the_same_compiler(tree: build.Tree, monkeypatch, capsys) -> None:
+    run(tree)
+    real = compiler.find_program("VKATTN_GLSLANG", "glslangValidator")
+    other = tree.root / "glslang"
+    wrapper = '#!/bin/sh\ncase "$1" in --version) echo "Glslang Version: 11:VERSION";; *) exec REAL -g "$@";; esac\n'
+    for version, status in (("77.0.0", 0), (compiler.Glslang(tree.root).version(), 1)):
+        other.write_text(wrapper.replace("VERSION", version).replace("REAL", real))
+        other.chmod(other.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setenv("VKATTN_GLSLANG", str(other))
+        assert run(tree, "--check") == status
+    assert "now compiles the same source to other bytes" in capsys.readouterr().err
+
+
+def test_pyshaderc_gets_flat_text_and_its_lines_are_mapped_back(tree: build.Tree, monkeypatch) -> None:
+    """With a stand-in module: pyshaderc 1.1.3 itself does not build on Python 3.11."""
+    fake = types.ModuleType("pyshaderc")
+    seen: dict[str, str] = {}
+
+    class CompilationError(Exception):
+        pass
+
+    def compile_into_spirv(raw: bytes, stage: str, filepath: str, **options: object) -> bytes:
+        seen["text"] = raw.decode()
+        assert stage == "comp"
+        lines = seen["text"].splitlines()
+        at = next(i for i, line in enumerate(lines, 1) if "uint twice" in line)
+        raise CompilationError(f"\n\nCompilation error\nWarnings: 0, Errors: 1\n{filepath}:{at}: error: oh no")
+
+    fake.CompilationError, fake.compile_into_spirv, fake.__version__ = CompilationError, compile_into_spirv, "1.1.3"
+    monkeypatch.setitem(sys.modules, "pyshaderc", fake)
+    report = build.build(tree, "pyshaderc", ["scale"])
+    assert "shaders/include/one.glsl:1: error: oh no" in report.errors[0]
+    assert seen["text"].startswith("#version 450\n#define KEY_F")
+    assert "#include" not in seen["text"]
+    # What it was given compiles to the same words as the source with its includes.
+    put(tree.root, "flat", seen["text"])
+    assert errors(tree) == ""
+    name = "scale_f16_plain" if "KEY_F16 1" in seen["text"] else "scale_f32_plain"
+    shared = [(entries(tree)[variant])["push"] for variant in ("flat", name)]
+    assert shared[0] == shared[1]
+
+
+def test_pyshaderc_missing(tree: build.Tree, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyshaderc", None)
+    with pytest.raises(BuildError, match="pyshaderc cannot be imported"):
+        build.build(tree, "pyshaderc")
