@@ -76,7 +76,8 @@ vec4 load_probs(ProbRow row, uint key) {
     return key < row.end && key + 4u > row.begin ? probs[row.at + key / 4u] : vec4(0.0);
 }
 
-// The staged block's part of four rows' outputs.
+// The staged block's part of four rows' outputs. Both forms round alike, so that the result does not depend on whether
+// something that nobody attends is finite.
 vec4[4] product(uint x, uint y) {
     vec4 sum[4] = vec4[](vec4(0.0), vec4(0.0), vec4(0.0), vec4(0.0));
     for (uint j = 0u; j < BLOCK_KEYS / 4u; ++j) {
@@ -84,7 +85,10 @@ vec4[4] product(uint x, uint y) {
         vec4 v2 = v_tile[(4u * j + 2u) * BLOCK_VECS + x], v3 = v_tile[(4u * j + 3u) * BLOCK_VECS + x];
         [[unroll]] for (uint i = 0u; i < 4u; ++i) {
             vec4 p = p_tile[(4u * y + i) * PITCH + j];
-            sum[i] += p.x * v0 + p.y * v1 + p.z * v2 + p.w * v3;
+            sum[i] = fma(vec4(p.x), v0, sum[i]);
+            sum[i] = fma(vec4(p.y), v1, sum[i]);
+            sum[i] = fma(vec4(p.z), v2, sum[i]);
+            sum[i] = fma(vec4(p.w), v3, sum[i]);
         }
     }
     return sum;
@@ -97,7 +101,7 @@ vec4[4] product_selected(uint x, uint y) {
         vec4 v = v_tile[j * BLOCK_VECS + x];
         for (uint i = 0u; i < 4u; ++i) {
             float p = p_tile[(4u * y + i) * PITCH + j / 4u][j % 4u];
-            if (p != 0.0) sum[i] += p * v;
+            if (p != 0.0) sum[i] = fma(vec4(p), v, sum[i]);
         }
     }
     return sum;

@@ -1,0 +1,48 @@
+"""The examples as a reader runs them: as commands of their own, on the device under test."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+pytestmark = pytest.mark.gpu
+
+
+def run_example(*arguments: str) -> str:
+    """Run an example; return what it printed, or fail with that and its exit status."""
+    command = [sys.executable, str(EXAMPLES / arguments[0]), *arguments[1:]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def test_first_steps(device: Any) -> None:
+    printed = run_example("first_steps.py")
+    assert f"float32 (1, 9, 100, 64) from {device.info.name};" in printed
+    error = re.search(r"error against the oracle (\S+)$", printed)
+    assert error
+    assert float(error[1]) < 1e-6
+
+
+def test_smollm2_is_proven(device: Any) -> None:
+    """Two tokens: the prompt of many rows, then a row of its own over the cache, in all 30 layers."""
+    printed = run_example("smollm2.py", "--tokens", "2", "--device", device.info.name)
+    assert f"Device  {device.info.name}" in printed
+    assert "Answer  A GPU ..." in printed
+    assert "float64 oracle (60 calls)" in printed
+    assert "Right: " in printed
+    assert "chose the same tokens, all 2" in printed
+
+
+def test_smollm2_names_the_devices_there_are(device: Any) -> None:
+    command = [sys.executable, str(EXAMPLES / "smollm2.py"), "--tokens", "2", "--device", "no such device"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 2
+    assert device.info.name in done.stderr
+    assert "Traceback" not in done.stderr
