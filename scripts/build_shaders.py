@@ -14,7 +14,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from shaderbuild import BuildError, build, compiler
+from shaderbuild import BuildError, build, check, compiler
+from shaderbuild.tree import Tree
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -30,10 +31,10 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     options = parser.parse_args(arguments)
     if options.check and (options.kernels or options.force):
         parser.error("--check takes no kernels and no --force")
-    tree = build.Tree(root)
+    tree = Tree(root)
     try:
         if options.check:
-            report = build.check(tree, options.compiler)
+            report = check.check(tree, options.compiler)
         else:
             report = build.build(tree, options.compiler, options.kernels, options.force)
     except BuildError as error:

@@ -9,7 +9,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
 import build_shaders
-from shaderbuild import BuildError, build, compiler, reflect  # noqa: F401  (for the tests)
+from shaderbuild import BuildError, build, compiler, reflect
+from shaderbuild.build import judge
+from shaderbuild.tree import Report, Tree, jobs
+
+__all__ = ["BuildError", "Report", "Tree", "build", "build_shaders", "compiler", "jobs", "judge", "reflect"]
 
 SCALE_COMP = """\
 #version 450
@@ -57,14 +61,20 @@ void main() { dst[0] = 1; }
 """
 
 
-def make(root: Path) -> build.Tree:
-    """Write the two kernels below `root`."""
+def make_tiny(root: Path) -> Tree:
+    """Write the kernel `tiny` below `root`."""
     (root / "shaders" / "include").mkdir(parents=True)
+    put(root, "tiny", TINY_COMP)
+    return Tree(root)
+
+
+def make(root: Path) -> Tree:
+    """Write the two kernels below `root`."""
+    make_tiny(root)
     (root / "shaders" / "include" / "twice.glsl").write_text('#include "one.glsl"\n')
     (root / "shaders" / "include" / "one.glsl").write_text("uint twice(uint x) { return 2 * x; }\n")
     put(root, "scale", SCALE_COMP, SCALE_TOML)
-    put(root, "tiny", TINY_COMP)
-    return build.Tree(root)
+    return Tree(root)
 
 
 def put(root: Path, kernel: str, comp: str | None = None, toml: str | None = None, extra: str = "") -> None:
@@ -75,14 +85,14 @@ def put(root: Path, kernel: str, comp: str | None = None, toml: str | None = Non
     (root / "shaders" / f"{kernel}.toml").write_text(text + extra)
 
 
-def run(tree: build.Tree, *arguments: str) -> int:
+def run(tree: Tree, *arguments: str) -> int:
     return build_shaders.main(arguments, tree.root)
 
 
-def entries(tree: build.Tree) -> dict:
+def entries(tree: Tree) -> dict:
     return json.loads(tree.manifest.read_text())["variants"]
 
 
-def errors(tree: build.Tree, *kernels: str) -> str:
+def errors(tree: Tree, *kernels: str) -> str:
     """Build and return what was complained about."""
     return "\n".join(build.build(tree, "glslangValidator", kernels).errors)

@@ -36,6 +36,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     info = commands.add_parser("info", help="list the Vulkan devices, their limits, and which kernels fit and why not")
     _add_device(info)
+    info.add_argument("--json", action="store_true", help="print it as JSON")
     info.set_defaults(module="info")
 
     check = commands.add_parser("check", help="run every kernel variant against the oracle on a device")

@@ -1,4 +1,4 @@
-"""``vkattn info``: what is installed, which devices there are, and which kernels each can run, with the reasons why not.
+"""``vkattn info``: what is installed, which devices there are, and which kernels each can run, or why not.
 
 Opens no device and does not import kp.
 """

@@ -10,7 +10,9 @@ Imports the standard library only, so that it runs before anything of vkattn is 
 `reflect`         bindings, push words, spec constants ... of a compiled module
 `rules`           what a compiled module must keep to
 `manifest_file`   reads and writes ``manifest.json``
-`build`           decides what is stale, builds it, checks it
+`tree`            the folders, the variants to be had, which are fresh
+`build`           compiles what is stale
+`check`           checks what is committed, for CI
 ================  ==============================================================
 """
 

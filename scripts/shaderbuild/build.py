@@ -1,117 +1,15 @@
-"""Decides which variants are stale, compiles those, and checks what is committed."""
+"""Compiles what is stale into the SPIR-V folder and brings the manifest up to date."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from pathlib import Path
 
-from . import BuildError, compiler, declaration, manifest_file, reflect, rules, sources
+from . import BuildError, compiler, declaration, manifest_file, reflect, rules
 from .manifest_file import Entry
-
-
-@dataclass(frozen=True)
-class Tree:
-    """Where a repository keeps its shaders and their SPIR-V."""
-
-    root: Path
-
-    @property
-    def shaders(self) -> Path:
-        """The folder of the ``.comp`` and ``.toml`` files."""
-        return self.root / "shaders"
-
-    @property
-    def include_dirs(self) -> tuple[Path, ...]:
-        """The folders in which ``#include`` looks after the includer's own."""
-        return (self.shaders / "include",)
-
-    @property
-    def spirv(self) -> Path:
-        """The folder of the ``.spv`` files."""
-        return self.root / "vkattn" / "_spirv"
-
-    @property
-    def manifest(self) -> Path:
-        """The manifest beside them."""
-        return self.spirv / "manifest.json"
-
-    def shown(self, path: Path) -> str:
-        """Return `path` as messages name it."""
-        return sources.relative(path, self.root)
-
-
-@dataclass(frozen=True)
-class Job:
-    """One variant to be had: its declaration, its axes and the digest of all that it is made from."""
-
-    declared: declaration.Declaration
-    axes: tuple[tuple[str, str], ...]
-    digest: str
-
-    @property
-    def name(self) -> str:
-        """The variant's name."""
-        return declaration.variant_name(self.declared.kernel, self.axes)
-
-
-@dataclass
-class Report:
-    """What a run did: variants built, kept, removed, and the errors."""
-
-    built: list[str] = field(default_factory=list)
-    kept: list[str] = field(default_factory=list)
-    removed: list[str] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)
-
-    def guard(self, action: Callable[[], None]) -> None:
-        """Run `action`; note what it complains about."""
-        try:
-            action()
-        except BuildError as error:
-            self.errors.append(str(error))
-
-
-def jobs(tree: Tree, kernels: Sequence[str], report: Report) -> list[Job]:
-    """Return every declared variant, or those of `kernels`; a broken declaration goes to the report."""
-    stems = {path.stem for pattern in ("*.toml", "*.comp") for path in tree.shaders.glob(pattern)}
-    unknown = sorted(set(kernels) - stems)
-    if unknown:
-        raise BuildError(f"no kernel {', '.join(unknown)}; there are: {', '.join(sorted(stems)) or 'none'}")
-    found: list[Job] = []
-
-    def declare(stem: str) -> None:
-        path = tree.shaders / f"{stem}.toml"
-        for needed in (path, path.with_suffix(".comp")):
-            if not needed.is_file():
-                raise BuildError(f"{tree.shown(needed)} is missing; a kernel is a .comp beside a .toml")
-        declared = declaration.read(path, tree.shown(path))
-        for axes in declared.variants:
-            flags = [declared.target, *declaration.defines(axes)]
-            digest = sources.digest(declared.source, tree.include_dirs, tree.root, flags)
-            found.append(Job(declared, axes, digest))
-
-    for stem in sorted(set(kernels) or stems):
-        report.guard(lambda stem=stem: declare(stem))  # type: ignore[misc]
-    return found
-
-
-def is_fresh(tree: Tree, job: Job, entry: Entry | None) -> bool:
-    """Return whether the committed SPIR-V is that of the sources as they are now."""
-    return entry is not None and entry["source"] == job.digest and _damage(tree, job.name, entry) is None
-
-
-def _damage(tree: Tree, name: str, entry: Entry) -> str | None:
-    """Return what is wrong with a committed file, if anything."""
-    path = tree.spirv / entry["file"]
-    if not path.is_file():
-        return f"{tree.shown(path)} is missing"
-    if hashlib.sha256(path.read_bytes()).hexdigest() != entry["sha256"]:
-        return f"{tree.shown(path)} is not the file that the manifest describes for {name}"
-    return None
+from .tree import Job, Report, Tree, is_fresh, jobs
 
 
 def judge(tree: Tree, job: Job, spirv: bytes) -> reflect.Interface:
@@ -226,45 +124,3 @@ def _remove_undeclared(
             if path.stem not in names:
                 path.unlink()
                 report.removed.append(path.stem)
-
-
-def check(tree: Tree, compiler_name: str) -> Report:
-    """Change nothing; report what is stale, missing, damaged or stray, and compile again what this compiler can."""
-    report = Report()
-    wanted = jobs(tree, (), report)
-    committed = manifest_file.read(tree.manifest)
-    names = {job.name for job in wanted}
-    report.errors += [f"{name} is in the manifest and in no declaration" for name in sorted(set(committed) - names)]
-    strays = sorted({path.name for path in tree.spirv.glob("*") if path.suffix != ".py"})
-    strays = [name for name in strays if name != tree.manifest.name and name.removesuffix(".spv") not in names]
-    report.errors += [f"{tree.shown(tree.spirv / name)} belongs to no variant" for name in strays]
-    if committed and tree.manifest.read_bytes() != manifest_file.text(committed).encode():
-        report.errors.append(f"{tree.shown(tree.manifest)} is not in the form that the build writes")
-    tool = compiler.make(compiler_name, tree.root)
-    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        one = lambda job: _check_one(tree, job, committed.get(job.name), tool, report)  # noqa: E731
-        list(pool.map(lambda job: report.guard(lambda: one(job)), wanted))
-    return report
-
-
-def _check_one(tree: Tree, job: Job, entry: Entry | None, tool: compiler.Compiler, report: Report) -> None:
-    """Check one variant; it counts as built where it was compiled again, as kept where it could not be."""
-    if entry is None:
-        raise BuildError(f"{job.name} is not in the manifest. Hint: python scripts/build_shaders.py")
-    damage = _damage(tree, job.name, entry)
-    if damage:
-        raise BuildError(f"{damage}. Hint: python scripts/build_shaders.py")
-    if entry["source"] != job.digest:
-        raise BuildError(f"{job.name} is older than its sources. Hint: python scripts/build_shaders.py")
-    spirv = (tree.spirv / entry["file"]).read_bytes()
-    described = {**entry, **judge(tree, job, spirv).entry(), "axes": dict(job.axes), "kernel": job.declared.kernel}
-    if described != entry:
-        wrong = sorted(key for key in described if described[key] != entry.get(key))
-        raise BuildError(f"{job.name}: the manifest's {', '.join(wrong)} is not what the SPIR-V holds")
-    if not compiler.is_enough(tool, job.declared.minimum):
-        report.kept.append(job.name)
-        return
-    again, fresh = make(tree, job, tool)
-    if fresh["compiler"] == entry["compiler"] and again != spirv:
-        raise BuildError(f"{job.name}: {entry['compiler']} now compiles the same source to other bytes")
-    report.built.append(job.name)

@@ -1,4 +1,8 @@
-"""What a compiled module shows to its caller: the GLSL is the only place where a kernel's interface is written."""
+"""What a compiled module shows to its caller: the GLSL is the only place where a kernel's interface is written.
+
+In a module of the Vulkan memory model (cooperative matrices) ``coherent`` is not a decoration but a flag on each
+access, which is not read here: such buffers count as not coherent, which is the careful answer.
+"""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def plant(root: Path, module: str, text: str) -> list[str]:
         (
             "kernels/support.py",
             "from ..caps.probe import devices\n",
-            "caps.probe is for __init__, info, runtime.device",
+            "caps.probe is for __init__, info, run",
         ),
         ("ops/plan.py", "from ..oracle import softmax\n", "oracle is for __init__, check, demo, oracle only"),
         ("oracle/softmax.py", "from ..kernels import support\n", "oracle imports dtypes, errors, layout, mask"),

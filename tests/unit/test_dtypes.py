@@ -37,7 +37,7 @@ def test_bfloat16_needs_ml_dtypes_only_when_asked_for():
 
 @pytest.mark.parametrize("dtype", [np.float64, np.int32, np.uint8, np.bool_, np.complex64, object])
 def test_other_dtypes_are_refused_with_a_hint(dtype):
-    with pytest.raises(DTypeError, match=r"`key` is .*; supported: float32, float16, bfloat16\. Hint: pass key\.astype"):
+    with pytest.raises(DTypeError, match=r"`key` is .*; supported: float32, .*\. Hint: pass key\.astype"):
         dtypes.dtype_name(np.zeros(3, dtype), "key")
 
 

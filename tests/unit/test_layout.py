@@ -16,7 +16,7 @@ DIMS = [1, 3, 4, 5, 7, 8, 9, 16, 17, 64, 129, 257]
 def test_layouts():
     assert [layout.check_layout(name) for name in ("bhsd", "bshd")] == ["bhsd", "bshd"]
     for other in ("BHSD", "sbhd", None, 3, ["bhsd"]):
-        with pytest.raises(OptionError, match="`layout` is .*supported: 'bhsd', 'bshd'"):
+        with pytest.raises(OptionError, match=r"`layout` is .*supported: 'bhsd', 'bshd'"):
             layout.check_layout(other)
 
 

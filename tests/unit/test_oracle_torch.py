@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.sdpa_cases import CALLS, make_call
 
+from tests.sdpa_cases import CALLS, make_call
 from vkattn import oracle
 
 torch = pytest.importorskip("torch", reason="torch is optional: pip install torch")

@@ -8,56 +8,60 @@ import types
 from pathlib import Path
 
 import pytest
-from shaderbuild import BuildError, compiler
 
-from tests.shader_tree import TINY_COMP, build, entries, errors, make, put, run
+from tests.shader_tree import TINY_COMP, BuildError, Tree, build, compiler, entries, errors, make, make_tiny, put, run
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> build.Tree:
+def tree(tmp_path: Path) -> Tree:
     return make(tmp_path)
 
 
-def test_a_newer_compiler_keeps_committed_spirv(tree: build.Tree, capsys: pytest.CaptureFixture[str]) -> None:
-    run(tree)
-    put(tree.root, "tiny", extra='compiler = "glslangValidator >= 99.1"\n')
-    assert run(tree) == 0, "the minimum does not make the SPIR-V stale"
-    assert run(tree, "--force") == 0
-    assert run(tree, "--check") == 0
-    assert "3 compiled again, 1 not compilable here" in capsys.readouterr().out
-    put(tree.root, "tiny", TINY_COMP.replace("= 1;", "= 2;"), extra='compiler = "glslangValidator >= 99.1"\n')
-    assert run(tree) == 1
+@pytest.fixture
+def tiny(tmp_path: Path) -> Tree:
+    return make_tiny(tmp_path)
+
+
+def test_a_newer_compiler_keeps_committed_spirv(tiny: Tree, capsys: pytest.CaptureFixture[str]) -> None:
+    run(tiny)
+    put(tiny.root, "tiny", extra='compiler = "glslangValidator >= 99.1"\n')
+    assert run(tiny) == 0, "the minimum does not make the SPIR-V stale"
+    assert run(tiny, "--force") == 0
+    assert run(tiny, "--check") == 0
+    assert "0 compiled again, 1 not compilable here" in capsys.readouterr().out
+    put(tiny.root, "tiny", TINY_COMP.replace("= 1;", "= 2;"), extra='compiler = "glslangValidator >= 99.1"\n')
+    assert run(tiny) == 1
     assert "(tiny): its SPIR-V is stale and it needs glslangValidator >= 99.1; here is" in capsys.readouterr().err
 
 
-def test_missing_programs_are_named_with_the_remedy(tree: build.Tree, monkeypatch, capsys) -> None:
+def test_missing_programs_are_named_with_the_remedy(tiny: Tree, monkeypatch, capsys) -> None:
     monkeypatch.setenv("VKATTN_GLSLANG", "/nonexistent/glslang")
-    assert run(tree) == 1
+    assert run(tiny) == 1
     assert "VKATTN_GLSLANG=/nonexistent/glslang is no program. Hint: apt-get install" in capsys.readouterr().err
     monkeypatch.delenv("VKATTN_GLSLANG")
-    assert run(tree) == 0
+    assert run(tiny) == 0
     monkeypatch.setenv("VKATTN_GLSLANG", "/nonexistent/glslang")
-    assert run(tree) == 0, "nothing is stale, so that no compiler is needed"
+    assert run(tiny) == 0, "nothing is stale, so that no compiler is needed"
     monkeypatch.delenv("VKATTN_GLSLANG")
     monkeypatch.setenv("PATH", "")
-    assert run(tree, "--force") == 1
+    assert run(tiny, "--force") == 1
     assert "glslangValidator is not on PATH" in capsys.readouterr().err
 
 
-def test_check_compares_bytes_only_with_the_same_compiler(tree: build.Tree, monkeypatch, capsys) -> None:
-    run(tree)
+def test_check_compares_bytes_only_with_the_same_compiler(tiny: Tree, monkeypatch, capsys) -> None:
+    run(tiny)
     real = compiler.find_program("VKATTN_GLSLANG", "glslangValidator")
-    other = tree.root / "glslang"
+    other = tiny.root / "glslang"
     wrapper = '#!/bin/sh\ncase "$1" in --version) echo "Glslang Version: 11:VERSION";; *) exec REAL -g "$@";; esac\n'
-    for version, status in (("77.0.0", 0), (compiler.Glslang(tree.root).version(), 1)):
+    for version, status in (("77.0.0", 0), (compiler.Glslang(tiny.root).version(), 1)):
         other.write_text(wrapper.replace("VERSION", version).replace("REAL", real))
         other.chmod(other.stat().st_mode | stat.S_IXUSR)
         monkeypatch.setenv("VKATTN_GLSLANG", str(other))
-        assert run(tree, "--check") == status
+        assert run(tiny, "--check") == status
     assert "now compiles the same source to other bytes" in capsys.readouterr().err
 
 
-def test_pyshaderc_gets_flat_text_and_its_lines_are_mapped_back(tree: build.Tree, monkeypatch) -> None:
+def test_pyshaderc_gets_flat_text_and_its_lines_are_mapped_back(tree: Tree, monkeypatch) -> None:
     """With a stand-in module: pyshaderc 1.1.3 itself does not build on Python 3.11."""
     fake = types.ModuleType("pyshaderc")
     seen: dict[str, str] = {}
@@ -86,7 +90,7 @@ def test_pyshaderc_gets_flat_text_and_its_lines_are_mapped_back(tree: build.Tree
     assert shared[0] == shared[1]
 
 
-def test_pyshaderc_missing(tree: build.Tree, monkeypatch) -> None:
+def test_pyshaderc_missing(tiny: Tree, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "pyshaderc", None)
     with pytest.raises(BuildError, match="pyshaderc cannot be imported"):
-        build.build(tree, "pyshaderc")
+        build.build(tiny, "pyshaderc")

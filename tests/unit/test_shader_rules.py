@@ -5,14 +5,28 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from shaderbuild import BuildError, compiler, reflect
 
-from tests.shader_tree import SCALE_TOML, TINY_COMP, build, entries, errors, make, put, run
+from tests.shader_tree import (
+    SCALE_TOML,
+    TINY_COMP,
+    BuildError,
+    Report,
+    Tree,
+    compiler,
+    entries,
+    errors,
+    jobs,
+    judge,
+    make_tiny,
+    put,
+    reflect,
+    run,
+)
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> build.Tree:
-    return make(tmp_path)
+def tree(tmp_path: Path) -> Tree:
+    return make_tiny(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -31,7 +45,7 @@ def tree(tmp_path: Path) -> build.Tree:
         ("void", "layout(binding = 1) uniform U { uint a; };\nvoid", "only storage buffers can be bound"),
     ],
 )
-def test_rules(tree: build.Tree, old: str, new: str, complaint: str | None) -> None:
+def test_rules(tree: Tree, old: str, new: str, complaint: str | None) -> None:
     comp = TINY_COMP.replace(old, new, 1)
     if complaint is None:
         comp = comp.replace("dst[0] = 1", "s[0] = 1; barrier(); dst[0] = s[0]")
@@ -42,7 +56,7 @@ def test_rules(tree: build.Tree, old: str, new: str, complaint: str | None) -> N
     assert complaint in found
 
 
-def test_capabilities_must_be_required(tree: build.Tree) -> None:
+def test_capabilities_must_be_required(tree: Tree) -> None:
     comp = TINY_COMP.replace("450\n", "450\n#extension GL_KHR_shader_subgroup_arithmetic : require\n")
     put(tree.root, "tiny", comp.replace("= 1;", "= subgroupAdd(1u);"))
     assert "uses GroupNonUniform, GroupNonUniformArithmetic, which `requires` in tiny.toml" in errors(tree)
@@ -55,15 +69,15 @@ def test_capabilities_must_be_required(tree: build.Tree) -> None:
     assert run(tree) == 0
 
 
-def test_a_newer_target_is_refused_for_vulkan_1_1(tree: build.Tree) -> None:
+def test_a_newer_target_is_refused_for_vulkan_1_1(tree: Tree) -> None:
     put(tree.root, "tiny", extra='target = "vulkan1.2"\n')
     assert run(tree) == 0
     spirv = (tree.spirv / "tiny.spv").read_bytes()
     assert reflect.reflect(spirv).version == (1, 5)
     put(tree.root, "tiny")
-    job = build.jobs(tree, ["tiny"], build.Report())[0]
+    job = jobs(tree, ["tiny"], Report())[0]
     with pytest.raises(BuildError, match=r"SPIR-V 1\.5; vulkan1\.1 takes 1\.3"):
-        build.judge(tree, job, spirv)
+        judge(tree, job, spirv)
 
 
 @pytest.mark.parametrize(
@@ -92,8 +106,8 @@ def test_a_newer_target_is_refused_for_vulkan_1_1(tree: build.Tree) -> None:
         ("[[exclude]]", '[[exclude]]\nwhen = { mode = "odd" }\nwhy = "x"\nwho = 1\n[[exclude]]', "`when` and `why`"),
     ],
 )
-def test_declarations(tree: build.Tree, old: str, new: str, complaint: str) -> None:
-    put(tree.root, "scale", toml=SCALE_TOML.replace(old, new, 1))
+def test_declarations(tree: Tree, old: str, new: str, complaint: str) -> None:
+    put(tree.root, "scale", TINY_COMP, SCALE_TOML.replace(old, new, 1))
     found = errors(tree, "scale")
     assert complaint in found
     assert found.startswith("shaders/scale.toml: ")
@@ -105,7 +119,7 @@ def test_what_is_not_spirv(data: bytes) -> None:
         reflect.reflect(data)
 
 
-def test_names_must_not_be_stripped(tree: build.Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_must_not_be_stripped(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     stripper = tree.root / "glslang"
     real = compiler.find_program("VKATTN_GLSLANG", "glslangValidator")
     stripper.write_text(f'#!/bin/sh\ncase "$1" in --version) exec {real} --version;; *) exec {real} -g0 "$@";; esac\n')

@@ -1,7 +1,7 @@
 """Asks the Vulkan driver which devices there are and what they can do; the only user of the Vulkan binding.
 
-A short-lived instance of our own is made for the question, so that no Kompute device has to be opened for it. It is made as
-Kompute 0.9.0 makes its own (API 1.1, no portability flag), so that both see the same devices in the same order.
+A short-lived instance of our own is made for the question, so that no Kompute device has to be opened for it. It is
+made as Kompute 0.9.0 makes its own (API 1.1, no portability flag), so that both see the same devices in the same order.
 """
 
 from __future__ import annotations
@@ -117,9 +117,8 @@ def _by_name(infos: Sequence[DeviceInfo], text: str, source: str) -> DeviceInfo:
         return matches[0]
     if not matches:
         raise DeviceError(f"{source} is {text!r}, which is part of no device's name. {_listing(infos)}")
-    raise DeviceError(
-        f"{source} is {text!r}, which fits {len(matches)} devices. {_listing(infos)} Hint: give an index."
-    )
+    found = f"{source} is {text!r}, which fits {len(matches)} devices."
+    raise DeviceError(f"{found} {_listing(infos)} Hint: give an index.")
 
 
 def _listing(infos: Sequence[DeviceInfo]) -> str:
@@ -204,7 +203,7 @@ def _device_info(vk: Any, index: int, handle: Any) -> DeviceInfo:
         properties = whole.properties
     limits = properties.limits
     memory = vk.vkGetPhysicalDeviceMemoryProperties(handle)
-    has_subgroups = subgroup is not None and subgroup.supportedStages & vk.VK_SHADER_STAGE_COMPUTE_BIT
+    in_compute = subgroup is not None and subgroup.supportedStages & vk.VK_SHADER_STAGE_COMPUTE_BIT
     kind = properties.deviceType
     return DeviceInfo(
         index=index,
@@ -227,7 +226,7 @@ def _device_info(vk: Any, index: int, handle: Any) -> DeviceInfo:
         timestamp_period_ns=float(limits.timestampPeriod),
         timestamp_valid_bits=_timestamp_bits(vk, handle),
         subgroup_size=subgroup.subgroupSize if subgroup is not None else 0,
-        subgroup_operations=_subgroup_operations(subgroup.supportedOperations) if has_subgroups else frozenset(),
+        subgroup_operations=_subgroup_operations(subgroup.supportedOperations if subgroup and in_compute else 0),
         heaps=tuple(
             Heap(memory.memoryHeaps[i].size, bool(memory.memoryHeaps[i].flags & vk.VK_MEMORY_HEAP_DEVICE_LOCAL_BIT))
             for i in range(memory.memoryHeapCount)

@@ -1,0 +1,60 @@
+"""The command line: what it offers, its exit statuses, and that it works before Kompute is there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from vkattn import __version__, cli
+from vkattn.errors import DeviceError
+
+COMMANDS = ("setup", "info", "check", "demo")
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "vkattn", *arguments], capture_output=True, text=True, check=False)
+
+
+def test_version() -> None:
+    done = run("--version")
+    assert (done.returncode, done.stdout) == (0, f"vkattn {__version__}\n")
+
+
+def test_without_a_command_it_prints_the_help() -> None:
+    done = run()
+    assert done.returncode == 2
+    assert all(command in done.stdout for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_has_help(command: str) -> None:
+    done = run(command, "--help")
+    assert done.returncode == 0
+    assert "usage: vkattn " + command in done.stdout
+
+
+def test_an_unknown_command_is_wrong_usage() -> None:
+    done = run("no-such-command")
+    assert done.returncode == 2
+    assert "no-such-command" in done.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_runs_main_of_the_module_and_returns_its_status(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    module = cli.build_parser().parse_args([command]).module
+    monkeypatch.setitem(sys.modules, f"vkattn.{module}", SimpleNamespace(main=lambda args: 7))
+    assert cli.main([command]) == 7
+
+
+def test_our_own_errors_are_one_line_and_status_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(args: object) -> int:
+        raise DeviceError("No device.")
+
+    monkeypatch.setitem(sys.modules, "vkattn.demo", SimpleNamespace(main=fail))
+    assert cli.main(["demo"]) == 1
+    assert capsys.readouterr().err == "vkattn: DeviceError: No device.\n"
