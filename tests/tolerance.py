@@ -1,19 +1,4 @@
-"""The one tolerance of the tests (design.md, "Tolerance"), and the comparison with the oracle. Used by every test.
-
-For each query row, a vector of value_dim elements, the error's L2 norm may be at most
-
-    (1e-5 + 2^-22 m) |oracle|  +  one rounding of the output type
-
-where ``m`` is `oracle.magnitude`: a float32 dot product of terms of size m has an absolute error of a few ``2^-24 m``,
-and an absolute error of a score is a relative error of its weight. One rounding is ``u`` times the element, with u
-2^-11 for float16 and 2^-8 for bfloat16, or half the smallest subnormal step where the element is below the type's
-normal range. float32 outputs are not rounded again, so u is 0.
-
-A row whose terms cancel (nearly always one with a value_dim of 1 or 2) cannot be that good in float32: a weight has a
-rounding error of its own and that of its score, and the error of ``sum_j p_j v_j`` scales with ``sum_j p_j |v_j|``, not with the sum. Such a
-row is allowed ``2^-22 (1 + m) |sum_j p_j |v_j||`` more (docs/decisions/0001-tolerance.md); `assert_matches_oracle` looks at
-that only where a row misses the bound above.
-"""
+"""The comparison with the oracle, row by row; the bounds are those of `vkattn.oracle.tolerance`. Used by every test."""
 
 from __future__ import annotations
 
@@ -24,27 +9,9 @@ import numpy as np
 
 from vkattn import oracle
 from vkattn.layout import split_shape
+from vkattn.oracle.tolerance import cancellation, lse_bounds, row_bounds, row_errors, shares
 
-RELATIVE = 1e-5
-PER_MAGNITUDE = 2.0**-22
-#: Added where operands are multiplied in half precision on matrix units.
-COOPMAT = 1e-3
-#: Of each output dtype: the unit roundoff, the smallest normal number, half the smallest subnormal step.
-ROUNDING = {
-    "float32": (0.0, 0.0, 0.0),
-    "float16": (2.0**-11, 2.0**-14, 2.0**-25),
-    "bfloat16": (2.0**-8, 2.0**-126, 2.0**-134),
-}
-
-
-def row_bounds(expected: np.ndarray, magnitude: np.ndarray, dtype: str, *, coopmat: bool = False) -> np.ndarray:
-    """Return the largest allowed L2 error of each row: ``[b, h, i]`` from ``expected [b, h, i, d]`` (bhsd)."""
-    unit, normal, half_step = ROUNDING[dtype]
-    relative = RELATIVE + PER_MAGNITUDE * magnitude + (COOPMAT if coopmat else 0.0)
-    before = relative * np.linalg.norm(expected, axis=-1)
-    rounding = np.linalg.norm(np.where(np.abs(expected) < normal, half_step, unit * expected), axis=-1)
-    # What is rounded is the kernel's value, which is itself off by as much as `before`. A row of zeros is exact.
-    return np.where((expected == 0).all(axis=-1), 0.0, before * (1 + unit) + rounding)
+__all__ = ["assert_close", "assert_lse_close", "assert_matches_oracle", "row_bounds"]
 
 
 def assert_close(
@@ -77,13 +44,10 @@ def assert_close(
     assert np.isfinite(wanted).all(), f"the oracle's {label} is not finite: the test's inputs are wrong"
     size = np.asarray(magnitude, np.float64)
     bound = row_bounds(wanted, size, dtype, coopmat=coopmat)
-    with np.errstate(invalid="ignore", over="ignore"):
-        error = np.linalg.norm(got - wanted, axis=-1)
-    error = np.where(np.isfinite(got).all(axis=-1), error, np.inf)
+    error = row_errors(got, wanted)
     if terms is not None and (error > bound).any():
         size_of_terms = terms() if layout == "bhsd" else terms().transpose(0, 2, 1, 3)
-        cancelled = PER_MAGNITUDE * (1 + size) * np.linalg.norm(size_of_terms, axis=-1)
-        bound = np.where((wanted == 0).all(axis=-1), bound, bound + cancelled)
+        bound = bound + cancellation(wanted, size_of_terms, size)
     return _judge(error, bound, f"{label} ({dtype}, {layout})", lambda row: _describe(got[row], wanted[row], size[row]))
 
 
@@ -96,7 +60,7 @@ def assert_lse_close(actual: Any, expected: Any, magnitude: Any) -> float:
     assert np.isfinite(wanted[~empty]).all(), "the oracle's lse is not finite: the test's inputs are wrong"
     level = np.where(empty, 0, wanted)
     size = np.asarray(magnitude, np.float64)
-    bound = np.where(empty, 0, RELATIVE * (1 + np.abs(level)) + PER_MAGNITUDE * size)
+    bound = lse_bounds(wanted, size)
     usable = np.isfinite(got)
     error = np.where(usable, np.abs(np.where(usable, got, 0) - level), np.inf)
     error = np.where(empty, np.where(np.isneginf(got), 0, np.inf), error)
@@ -130,8 +94,7 @@ def _judge(error: np.ndarray, bound: np.ndarray, what: str, describe: Any) -> fl
     if error.size == 0:
         return 0.0
     is_wrong = ~(error <= bound)
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        share = np.where(error == 0, 0.0, error / bound)
+    share = shares(error, bound)
     worst = tuple(int(i) for i in np.unravel_index(np.argmax(share), share.shape))
     if is_wrong.any():
         raise AssertionError(

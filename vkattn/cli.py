@@ -41,6 +41,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     check = commands.add_parser("check", help="run every kernel variant against the oracle on a device")
     _add_device(check)
+    check.add_argument("--json", action="store_true", help="print it as JSON")
     check.set_defaults(module="check")
 
     demo = commands.add_parser("demo", help="compute one small attention on a device and compare it with the oracle")

@@ -9,6 +9,7 @@ from .attention import attention, attn_weights, magnitude
 from .cache import sdpa_with_kv_cache
 from .sdpa import scaled_dot_product_attention
 from .softmax import attn_output, merge_states, softmax
+from .tolerance import worst_share
 
 __all__ = [
     "attention",
@@ -19,4 +20,5 @@ __all__ = [
     "scaled_dot_product_attention",
     "sdpa_with_kv_cache",
     "softmax",
+    "worst_share",
 ]

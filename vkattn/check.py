@@ -1,0 +1,179 @@
+"""``vkattn check``: run every kernel variant on one device and compare it with the float64 oracle.
+
+A variant passes if each row of each case is within its tolerance (`vkattn.oracle.worst_share`: 1 is the bound) and a
+second run of the same case gives the same bits. A variant that the device cannot run is listed with the reasons and
+does not count as a failure; a variant that no case reaches does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from . import oracle
+from .dispatch import PRIORITY
+from .dtypes import FLOAT_DTYPES, numpy_dtype
+from .errors import DeviceError, VkattnError
+from .graph.hazards import segments
+from .graph.node import Binding, Dispatch
+from .kernels.manifest import load_manifest, variant
+from .kernels.support import device_reasons
+from .ops.attention import attention
+from .runtime.device import Device
+from .validate import attention_call
+
+
+@dataclass
+class Result:
+    """What is known of one variant: its worst share of a bound over the cases run, and what went wrong."""
+
+    worst: float = 0.0
+    cases: int = 0
+    problem: str = ""
+
+    def add(self, label: str, share: float) -> None:
+        """Note the outcome of one case."""
+        self.cases += 1
+        self.worst = max(self.worst, share)
+        if not share <= 1 and not self.problem:
+            self.problem = f"{label}: error is {share:.3g} of the bound"
+
+
+def shapes(rng: np.random.Generator) -> Iterator[tuple[str, tuple[int, ...], dict[str, Any]]]:
+    """Yield (label, (batch, heads, kv heads, q_len, kv_len, head_dim, value_dim), options) of each case."""
+    yield "prefill", (1, 9, 3, 67, 67, 64, 64), {"causal": "top_left"}
+    yield "decode", (2, 8, 2, 1, 333, 128, 128), {"causal": "bottom_right", "kv_len": [333, 64]}
+    yield "odd sizes", (2, 6, 2, 5, 71, 17, 33), {"causal": "bottom_right", "window": (40, None)}
+    mask = rng.random((2, 1, 40, 129)) < 0.6
+    mask[:, :, 7] = False
+    yield "bool mask", (2, 4, 4, 40, 129, 24, 8), {"mask": mask}
+    added = np.where(rng.random((4, 33, 65)) < 0.2, -np.inf, rng.standard_normal((4, 33, 65))).astype(np.float32)
+    yield "float mask, softcap, ALiBi, sinks", (1, 4, 1, 33, 65, 129, 3), {
+        "mask": added, "softcap": 12.0, "alibi_slopes": [0.5, 0.25, 0.125, 0.0625], "q_offset": 32,
+        "sinks": [1.0, -2.0, 0.0, 4.0]}
+
+
+def dtype_mixtures() -> list[tuple[str, str]]:
+    """Return each supported (query, key and value) pair of dtypes; bfloat16 only where ml_dtypes is installed."""
+    try:
+        numpy_dtype("bfloat16")
+        known: tuple[str, ...] = FLOAT_DTYPES
+    except ImportError:
+        known = tuple(name for name in FLOAT_DTYPES if name != "bfloat16")
+    return [(query, key) for query in known for key in known if query in ("float32", key)]
+
+
+def check_attention(device: Device, results: dict[str, Result]) -> None:
+    """Run every algorithm on every case and dtype, and credit the variants that it used."""
+    rng = np.random.default_rng(2026)
+    for label, (batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim), options in shapes(rng):
+        for query_dtype, key_dtype in dtype_mixtures():
+            sizes = ((batch, heads, q_len, head_dim), (batch, kv_heads, kv_len, head_dim),
+                     (batch, kv_heads, kv_len, value_dim))
+            arrays = [(2 * rng.standard_normal(size, np.float32)).astype(numpy_dtype(dtype))
+                      for size, dtype in zip(sizes, (query_dtype, key_dtype, key_dtype), strict=True)]
+            problem = attention_call(*arrays, **options).problem
+            for module in PRIORITY:
+                if module.not_supported_reasons(problem, device.info):
+                    continue
+                run = _attend(device, arrays, module.NAME, options)
+                for used in module.variants(problem):
+                    _note(results[used.name], f"{label}, {query_dtype} x {key_dtype}", run)
+
+
+def _attend(device: Device, arrays: list[np.ndarray], algorithm: str, options: dict[str, Any]) -> Callable[[], float]:
+    """Return a function that gives the worst share of one case; it computes once, however often it is called."""
+    known: list[float] = []
+
+    def run() -> float:
+        if not known:
+            out, lse = attention(*arrays, return_lse=True, algorithm=algorithm, device=device, **options)
+            again = attention(*arrays, algorithm=algorithm, device=device, **options)
+            same = np.array_equal(out.astype(np.float32), again.astype(np.float32))
+            known.append(oracle.worst_share(out, *arrays, lse=lse, **options) if same else np.inf)
+        return known[0]
+
+    return run
+
+
+def _note(result: Result, label: str, run: Callable[[], float]) -> None:
+    try:
+        result.add(label, run())
+    except VkattnError as error:
+        result.problem = result.problem or f"{label}: {type(error).__name__}: {error}"
+
+
+def check_words(device: Device, results: dict[str, Result]) -> None:
+    """Check fill and copy: exactly their words, at odd offsets and lengths."""
+    near, far = device.buffer(3000, "storage", "near"), device.buffer(3000, "host", "far")
+    for count, offset, groups in ((1, 0, 1), (2049, 3, 2), (700, 2300, 7)):
+        steps = [
+            Dispatch(variant("fill"), (Binding(near),), {"offset": 0, "count": 3000, "value": 7}, groups),
+            Dispatch(variant("fill"), (Binding(near),), {"offset": offset, "count": count, "value": 0xABCDEF01}, groups),
+            Dispatch(variant("copy"), (Binding(far), Binding(near), Binding(far)),
+                     {"count_index": 0xFFFFFFFF, "count": 2999, "src_offset": 1, "dst_offset": 0}, groups),
+        ]
+        expected = np.full(3000, 7, np.uint32)
+        expected[offset : offset + count] = 0xABCDEF01
+        expected = np.append(expected[1:], 99)
+        far.words[...] = 99
+        recording = device.recording(segments(steps))
+        recording.run()
+        share = 0.0 if np.array_equal(far.words, expected) else np.inf
+        recording.close()
+        for name in ("fill", "copy"):
+            results[name].add(f"{count} words at {offset}", share)
+    near.destroy()
+    far.destroy()
+
+
+def check_device(device: Device) -> dict[str, Result]:
+    """Check every variant of the manifest on ``device``; the key is the variant's name."""
+    results = {name: Result() for name in load_manifest()}
+    check_words(device, results)
+    check_attention(device, results)
+    for name, result in results.items():
+        reasons = device_reasons(load_manifest()[name], device.info)
+        if reasons:
+            result.problem, result.cases = f"not supported here: {'; '.join(reasons)}", -1
+        elif not result.cases and not result.problem:
+            bf16 = "bf16" in name and ("bfloat16", "bfloat16") not in dtype_mixtures()
+            result.problem = "not checked: needs the package ml_dtypes" if bf16 else "no case reaches this variant"
+            result.cases = -1 if bf16 else 0
+    return results
+
+
+def failed(result: Result) -> bool:
+    """Whether the variant is wrong or was missed (not: that the device or a package lacks something)."""
+    return bool(result.problem) and result.cases >= 0
+
+
+def main(args: argparse.Namespace) -> int:
+    """Print a line for each variant; return 1 if one failed, 2 if there is no device to check."""
+    try:
+        device = Device(getattr(args, "device", None))
+    except DeviceError as error:
+        print(f"vkattn check: {error}", file=sys.stderr)
+        return 2
+    with device:
+        if not getattr(args, "json", False):
+            print(f'checking {len(load_manifest())} kernel variants on "{device.info.name}" against the float64 oracle')
+        results = check_device(device)
+        bad = [name for name, result in results.items() if failed(result)]
+        if getattr(args, "json", False):
+            print(json.dumps({"device": device.info.name, "failed": bad,
+                              "variants": {name: result.__dict__ for name, result in results.items()}}, indent=1))
+            return 1 if bad else 0
+        for name, result in sorted(results.items()):
+            verdict = "FAILED" if failed(result) else "-" if result.cases < 0 else "ok"
+            detail = result.problem or f"worst error {result.worst:.2f} of the bound, {result.cases} cases"
+            print(f"  {verdict:6} {name:28} {detail}")
+        idle = sum(result.cases < 0 for result in results.values())
+        print(f"{len(results) - len(bad) - idle} passed, {len(bad)} failed, {idle} not run")
+    return 1 if bad else 0
