@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class DeviceInfo:
     subgroup_size: int
     subgroup_operations: frozenset[str]
     heaps: tuple[Heap, ...]
-    extensions: frozenset[str]
+    extensions: frozenset[str] = field(repr=False)
 
     @property
     def is_unified(self) -> bool:

@@ -311,14 +311,14 @@ def test_small_score_budget_gives_the_same_bits_in_chunks(device: Device, rng: n
 @pytest.mark.slow
 def test_a_matrix_far_beyond_the_budget(device: Device, rng: np.random.Generator) -> None:
     """16 heads, L = S = 4096, D 64: 1 GiB of scores in a buffer of 64 MiB. Rows are sampled for the oracle."""
-    heads, length = (16, 4096) if "llvmpipe" in device.info.name else (4, 2500)  # SwiftShader is ten times slower
+    heads, length = (4, 2500) if "SwiftShader" in device.info.name else (16, 4096)  # SwiftShader is ten times slower
     inputs = arrays(rng, 1, (heads, heads), length, length, 64, size=1.0)
     with Device(device.info.index, score_budget_bytes=64 << 20) as own:
         out, lse = vkattn.attention(*inputs, causal="top_left", return_lse=True, device=own)
         (plan,) = plans_of(own)._plans.values()
         assert plan._scores.size_bytes <= 64 << 20
         assert plan.recording.num_pipelines == 3 + (0 if own.info.is_unified else 4)
-        assert plan.key.chunks >= 4
+        assert plan.key.chunks >= (2 if "SwiftShader" in device.info.name else 8)
     rows = np.unique(np.concatenate([[0, 31, 32, 33, length - 1], rng.integers(0, length, 40)]))
     for row in rows.tolist():
         one = [inputs[0][:, :, row : row + 1], inputs[1], inputs[2]]
