@@ -26,11 +26,12 @@ ARRAYS = """
 const uint ARRAYS = {header}u;
 uint kv_len(uint b) {{ return params[push.params_base + ARRAYS + b]; }}
 int q_offset(uint b) {{ return int(params[push.params_base + ARRAYS + batch_size() + b]); }}
+uint input_pos(uint b) {{ return params[push.params_base + ARRAYS + 2u * batch_size() + b]; }}
 float alibi_slope(uint h) {{
-    return uintBitsToFloat(params[push.params_base + ARRAYS + 2u * batch_size() + h]);
+    return uintBitsToFloat(params[push.params_base + ARRAYS + 3u * batch_size() + h]);
 }}
 float sink(uint h) {{
-    return uintBitsToFloat(params[push.params_base + ARRAYS + 2u * batch_size() + num_kv_heads() * group_size() + h]);
+    return uintBitsToFloat(params[push.params_base + ARRAYS + 3u * batch_size() + num_kv_heads() * group_size() + h]);
 }}
 #endif
 """

@@ -126,7 +126,7 @@ void main() {
         [[unroll]] for (uint i = 0u; i < 2u; ++i)
             rows[i] = prob_row(tile, tile.first + slot + 16u * i, score_row + slot + 16u * i);
         bool in_row = e < value_vecs();
-        uint value_at = push.value_base + tile.b * v_stride_batch() + tile.hk * v_stride_head() + e;
+        uint value_at = push.value_base + value_offset() + tile.b * v_stride_batch() + tile.hk * v_stride_head() + e;
 
         precise vec4 acc[4] = vec4[](vec4(0.0), vec4(0.0), vec4(0.0), vec4(0.0));
         precise vec4 lost[4] = vec4[](vec4(0.0), vec4(0.0), vec4(0.0), vec4(0.0));

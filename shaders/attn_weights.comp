@@ -96,7 +96,7 @@ vec4[4] dot_products(RowTile tile, uint col0, uint end, uint x, uint y, bool bus
     [[unroll]] for (uint i = 0u; i < 4u; ++i) {
         uint col = col0 + slot + 16u * i;
         k_live[i] = col < end;
-        k_at[i] = push.key_base + tile.b * k_stride_batch() + tile.hk * k_stride_head() + col * k_stride_row();
+        k_at[i] = push.key_base + key_offset() + tile.b * k_stride_batch() + tile.hk * k_stride_head() + col * k_stride_row();
     }
     vec4 acc[4] = vec4[](vec4(0.0), vec4(0.0), vec4(0.0), vec4(0.0));
     for (uint d0 = 0u; d0 < head_vecs(); d0 += DEPTH) {

@@ -35,10 +35,18 @@ uint mask_stride_row() { return params[push.params_base + 27u]; }
 uint mask_stride_col() { return params[push.params_base + 28u]; }
 uint score_stride() { return params[push.params_base + 29u]; }
 uint tiles_per_chunk() { return params[push.params_base + 30u]; }
-uint q_words() { return params[push.params_base + 31u]; }
-uint k_words() { return params[push.params_base + 32u]; }
-uint v_words() { return params[push.params_base + 33u]; }
-uint mask_words() { return params[push.params_base + 34u]; }
+uint key_offset() { return params[push.params_base + 31u]; }
+uint value_offset() { return params[push.params_base + 32u]; }
+uint new_k_stride_batch() { return params[push.params_base + 33u]; }
+uint new_k_stride_head() { return params[push.params_base + 34u]; }
+uint new_k_stride_row() { return params[push.params_base + 35u]; }
+uint new_v_stride_batch() { return params[push.params_base + 36u]; }
+uint new_v_stride_head() { return params[push.params_base + 37u]; }
+uint new_v_stride_row() { return params[push.params_base + 38u]; }
+uint q_words() { return params[push.params_base + 39u]; }
+uint k_words() { return params[push.params_base + 40u]; }
+uint v_words() { return params[push.params_base + 41u]; }
+uint mask_words() { return params[push.params_base + 42u]; }
 
 const uint FLAG_ALIBI = 4u;
 const uint FLAG_LSE = 16u;
@@ -49,10 +57,11 @@ const uint FLAG_SINKS = 8u;
 const uint ARRAYS = 48u;
 uint kv_len(uint b) { return params[push.params_base + ARRAYS + b]; }
 int q_offset(uint b) { return int(params[push.params_base + ARRAYS + batch_size() + b]); }
+uint input_pos(uint b) { return params[push.params_base + ARRAYS + 2u * batch_size() + b]; }
 float alibi_slope(uint h) {
-    return uintBitsToFloat(params[push.params_base + ARRAYS + 2u * batch_size() + h]);
+    return uintBitsToFloat(params[push.params_base + ARRAYS + 3u * batch_size() + h]);
 }
 float sink(uint h) {
-    return uintBitsToFloat(params[push.params_base + ARRAYS + 2u * batch_size() + num_kv_heads() * group_size() + h]);
+    return uintBitsToFloat(params[push.params_base + ARRAYS + 3u * batch_size() + num_kv_heads() * group_size() + h]);
 }
 #endif

@@ -41,11 +41,12 @@ def test_an_unknown_name_is_refused() -> None:
 
 def test_arrays_follow_the_header_in_order() -> None:
     words = np.full(params.block_words(2, 3), 99, np.uint32)
-    params.write_arrays(words, 2, 3, np.array([5, 6]), np.array([-1, 2]), np.array([0.5, 1, 2], np.float32),
-                        np.array([-1, 0, 1], np.float32))
+    params.write_lengths(words, 2, np.array([5, 6]), np.array([-1, 2]), np.array([7, 8]))
+    params.write_heads(words, 2, 3, np.array([0.5, 1, 2], np.float32), np.array([-1, 0, 1], np.float32))
     tail = words[params.HEADER_WORDS :]
     assert tail[:2].tolist() == [5, 6]
     assert tail[2:4].view(np.int32).tolist() == [-1, 2]
-    assert tail[4:7].view(np.float32).tolist() == [0.5, 1, 2]
-    assert tail[7:].view(np.float32).tolist() == [-1, 0, 1]
+    assert tail[4:6].tolist() == [7, 8]
+    assert tail[6:9].view(np.float32).tolist() == [0.5, 1, 2]
+    assert tail[9:].view(np.float32).tolist() == [-1, 0, 1]
     assert (words[: params.HEADER_WORDS] == 99).all()

@@ -1,7 +1,7 @@
 """The words of a params block: what the host writes for each run and every attention kernel reads.
 
-A block is a header of `HEADER_WORDS` words, one per name below, followed by four arrays: kv_len (batch_size words),
-q_offset (batch_size), alibi_slope (num_heads) and sink (num_heads). ``shaders/include/params.glsl`` is generated
+A block is a header of `HEADER_WORDS` words, one per name below, followed by five arrays: kv_len (batch_size words),
+q_offset (batch_size), input_pos (batch_size), alibi_slope (num_heads) and sink (num_heads). ``shaders/include/params.glsl`` is generated
 from `FIELDS` by ``scripts/gen_params.py``; nothing else knows an offset. Strides of queries, keys, values and outputs
 are in vecs (groups of four elements), those of the mask in elements.
 """
@@ -43,6 +43,14 @@ FIELDS: tuple[tuple[str, str], ...] = (
     ("mask_stride_col", "u"),
     ("score_stride", "u"),  # vecs in a row of the score buffer
     ("tiles_per_chunk", "u"),  # row tiles whose scores the buffer holds
+    ("key_offset", "u"),  # where the layer's keys and values start, in vecs: a run-time choice of layer
+    ("value_offset", "u"),
+    ("new_k_stride_batch", "u"),  # the rows that kv_append writes to the cache
+    ("new_k_stride_head", "u"),
+    ("new_k_stride_row", "u"),
+    ("new_v_stride_batch", "u"),
+    ("new_v_stride_head", "u"),
+    ("new_v_stride_row", "u"),
     ("q_words", "u"),  # live words of each input, for the copy kernel
     ("k_words", "u"),
     ("v_words", "u"),
@@ -66,7 +74,7 @@ WINDOW_OFF = 1 << 30
 
 def block_words(batch_size: int, num_heads: int) -> int:
     """Return the words of a block for ``batch_size`` sequences and ``num_heads`` query heads."""
-    return HEADER_WORDS + 2 * batch_size + 2 * num_heads
+    return HEADER_WORDS + 3 * batch_size + 2 * num_heads
 
 
 def write_header(words: np.ndarray, values: dict[str, int | float]) -> None:
@@ -77,20 +85,29 @@ def write_header(words: np.ndarray, values: dict[str, int | float]) -> None:
         (words if kind == "u" else ints if kind == "i" else floats)[INDEX[name]] = value
 
 
-def write_arrays(
+def write_lengths(
     words: np.ndarray,
     batch_size: int,
-    num_heads: int,
     kv_len: np.ndarray | int,
     q_offset: np.ndarray | int,
-    alibi_slopes: np.ndarray | None = None,
-    sinks: np.ndarray | None = None,
+    input_pos: np.ndarray | int = 0,
 ) -> None:
-    """Write the four arrays that follow the header; ``kv_len`` and ``q_offset`` hold batch_size values or one."""
+    """Write the arrays of lengths and positions; each argument holds batch_size values, or one for all."""
     at = HEADER_WORDS
     words[at : at + batch_size] = kv_len
     words.view(np.int32)[at + batch_size : at + 2 * batch_size] = q_offset
-    at += 2 * batch_size
+    words[at + 2 * batch_size : at + 3 * batch_size] = input_pos
+
+
+def write_heads(
+    words: np.ndarray,
+    batch_size: int,
+    num_heads: int,
+    alibi_slopes: np.ndarray | None = None,
+    sinks: np.ndarray | None = None,
+) -> None:
+    """Write what there is of the arrays with one float32 per query head."""
+    at = HEADER_WORDS + 3 * batch_size
     floats = words.view(np.float32)
     if alibi_slopes is not None:
         floats[at : at + num_heads] = alibi_slopes

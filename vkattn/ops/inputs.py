@@ -62,6 +62,8 @@ def header(call: Call, chunks: Chunking, words: dict[str, int]) -> dict[str, int
         "window_right": params.WINDOW_OFF if options.window[1] is None else options.window[1],
         "score_stride": chunks.score_stride,
         "tiles_per_chunk": chunks.tiles_per_chunk,
+        "key_offset": 0,
+        "value_offset": 0,
         "q_words": words["query"],
         "k_words": words["key"],
         "v_words": words["value"],

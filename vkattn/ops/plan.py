@@ -175,8 +175,8 @@ class ThreePassPlan:
                 write_mask(self._host["mask"].words[: words["mask"]], call.mask)
             block = self._host["params"].words
             params.write_header(block, header(call, chunks, words))
-            params.write_arrays(block, problem.batch_size, problem.num_heads, options.kv_len, options.q_offset,
-                                options.alibi_slopes, options.sinks)
+            params.write_lengths(block, problem.batch_size, options.kv_len, options.q_offset)
+            params.write_heads(block, problem.batch_size, problem.num_heads, options.alibi_slopes, options.sinks)
             self.recording.run()
             shape = (*call.query.shape[:3], problem.value_dim)
             out = unpack(self._host["out"].words[: words["out"]], shape, problem.out_dtype)

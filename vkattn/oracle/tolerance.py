@@ -73,8 +73,9 @@ def shares(error: np.ndarray, bound: np.ndarray) -> np.ndarray:
         return np.where(error == 0, 0.0, error / bound)
 
 
-def worst_share(actual: Any, query: Any, key: Any, value: Any, *, lse: Any = None, coopmat: bool = False,
-                **options: Any) -> float:
+def worst_share(
+    actual: Any, query: Any, key: Any, value: Any, *, lse: Any = None, coopmat: bool = False, **options: Any
+) -> float:
     """Compare an output with `attention` of the same inputs: the largest error of a row as a share of its bound.
 
     Parameters
