@@ -19,6 +19,7 @@ _HOME = {
     "Device": ".runtime.device",
     "default_device": ".runtime.device",
     "DeviceInfo": ".caps.model",
+    "KVCache": ".cache.kv_cache",
 }
 _MODULES = ("errors", "oracle")
 
@@ -26,6 +27,7 @@ __all__ = ["__version__", *_HOME, *_MODULES]
 
 if TYPE_CHECKING:
     from . import errors, oracle
+    from .cache.kv_cache import KVCache
     from .caps.model import DeviceInfo
     from .caps.probe import devices
     from .ops.attention import attention, scaled_dot_product_attention

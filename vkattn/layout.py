@@ -59,6 +59,11 @@ def row_vecs(dim: int, dtype: str) -> int:
     return padded_dim(dim, dtype) // 4
 
 
+def words_per_vec(dtype: str) -> int:
+    """Return the words that a vec (four elements) takes in a buffer."""
+    return ITEM_BYTES[dtype]
+
+
 def vec_strides(heads: int, tokens: int, dim: int, dtype: str, layout: str) -> tuple[int, int, int]:
     """Return the strides (batch, head, token), in vecs, of an array packed by `pack_into`."""
     row = row_vecs(dim, dtype)

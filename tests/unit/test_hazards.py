@@ -56,14 +56,17 @@ def test_order_is_kept_and_nothing_is_lost() -> None:
     assert len(segments(steps)) == 5
 
 
-def test_regions_of_one_buffer_are_apart_unless_equal_or_unknown() -> None:
+def test_parts_of_one_buffer_conflict_if_they_share_a_word() -> None:
     buffer = object()
-    first, second, whole = Binding(buffer, "layer 0"), Binding(buffer, "layer 1"), Binding(buffer)
     kernel = shader(["write"])
-    d = [Dispatch(kernel, (binding,)) for binding in (first, second, first, whole)]
-    assert conflict(d[0], d[1]) is None
-    assert conflict(d[0], d[2]) == "write after write"
-    assert conflict(d[1], d[3]) == "write after write"
+    first, second, across, whole = (
+        Dispatch(kernel, (Binding(buffer, region),)) for region in ((0, 64), (64, 128), (63, 65), None))
+    assert conflict(first, second) is None
+    assert conflict(first, across) == "write after write"
+    assert conflict(across, second) == "write after write"
+    assert conflict(second, whole) == "write after write"
+    assert conflict(first, Dispatch(kernel, (Binding(object(), (0, 64)),))) is None
+    assert segments([first, second, across]) == [[first, second], [across]]
 
 
 def test_one_dispatch_may_bind_a_buffer_twice() -> None:

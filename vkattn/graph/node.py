@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,18 +16,19 @@ from ..kernels.manifest import Variant
 class Binding:
     """One storage buffer of a dispatch, and the part of it that the dispatch touches.
 
-    ``buffer`` is whatever the runtime binds. ``region`` names the touched part: two bindings of one buffer conflict
-    unless both have a region and the regions differ. Regions of one buffer must not overlap.
+    ``buffer`` is whatever the runtime binds. ``region`` is the touched part, as words (start, stop); None is all of it.
     """
 
     buffer: Any
-    region: Hashable | None = None
+    region: tuple[int, int] | None = None
 
     def overlaps(self, other: Binding) -> bool:
         """Whether both may touch the same words."""
         if self.buffer is not other.buffer:
             return False
-        return self.region is None or other.region is None or self.region == other.region
+        if self.region is None or other.region is None:
+            return True
+        return self.region[0] < other.region[1] and other.region[0] < self.region[1]
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Dispatch:
     push : value of each push constant of the variant, by name, as unsigned 32-bit words.
     groups : workgroups in x.
     submission : dispatches with different numbers are never put into one submission; ascending.
+    code : SPIR-V of a kernel that is not in the manifest; None for one that is.
     """
 
     variant: Variant
@@ -48,6 +50,7 @@ class Dispatch:
     push: Mapping[str, int] = field(default_factory=dict)
     groups: int = 1
     submission: int = 0
+    code: bytes | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if len(self.bindings) != len(self.variant.bindings):

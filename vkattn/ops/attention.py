@@ -11,8 +11,7 @@ from ..dtypes import numpy_dtype
 from ..errors import OptionError, ShapeError
 from ..runtime.device import Device, default_device
 from ..validate import Call, attention_call
-from .plan import plan_key
-from .plans import plans_of
+from .plan import ThreePassPlan, plan_key
 
 
 def attention(
@@ -134,7 +133,8 @@ def _compute(call: Call, device: Device) -> tuple[np.ndarray, np.ndarray | None]
         return out, lse if options.return_lse else None
     key, chunks = plan_key(call, device)
     with device.lock:
-        return plans_of(device).get(device, key).run(call, chunks)
+        plan: ThreePassPlan = device.plans.get(key, lambda: ThreePassPlan(device, key), key.nbytes)
+        return plan.run(call, chunks)
 
 
 def scaled_dot_product_attention(

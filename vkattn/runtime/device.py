@@ -15,11 +15,15 @@ from ..caps.model import DeviceInfo
 from ..caps.probe import devices, select_device
 from ..errors import ClosedError, DeviceError, OptionError
 from ..graph.node import Dispatch
+from ..lru import BoundedPlans
 from . import kompute
 from .buffer import Buffer, Kind
 from .recording import Recording
 
 BOUNDARIES = ("coherent", "full")
+
+#: Plans of the functional API together take at most this part of the largest heap (one alone may take more).
+PLANS_HEAP_FRACTION = 0.25
 
 #: Score matrices of the three-pass kernels are cut into chunks of at most this many bytes.
 DEFAULT_SCORE_BUDGET_BYTES = 64 << 20
@@ -66,7 +70,8 @@ class Device:
         self.lock = threading.RLock()
         self.allocated_bytes = 0
         self.allocation_count = 0
-        self.closers: list[Any] = []
+        self.plans = BoundedPlans(max_bytes=int(self.info.device_local_bytes * PLANS_HEAP_FRACTION))
+        self._dependents: weakref.WeakSet[Any] = weakref.WeakSet()
         self._live: weakref.WeakSet[Buffer] = weakref.WeakSet()
         self._pid = os.getpid()
         self._handles: dict[int, Any] = {}
@@ -131,6 +136,10 @@ class Device:
         """Keep every handle alive for ever: called in a forked child, where a destructor would wait for ever."""
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._handles))
 
+    def close_first(self, dependent: Any) -> None:
+        """Have ``dependent.close()`` called when the device is closed, if it is still alive then."""
+        self._dependents.add(dependent)
+
     def track(self, buffer: Buffer, size_bytes: int, count: int) -> None:
         """Count an allocation."""
         self._live.add(buffer)
@@ -148,15 +157,19 @@ class Device:
         with self.lock:
             if not self.usable:
                 return
-            for closer in self.closers:
-                closer()
-            self.closers.clear()
+            self.plans.clear()
+            for dependent in list(self._dependents):
+                dependent.close()
             for buffer in list(self._live):
                 buffer.destroy()
             manager, self.manager = self.manager, None
             self.release(manager)
             self._handles.clear()
             self._closed = True
+
+    def __del__(self) -> None:
+        if hasattr(self, "manager"):
+            self.close()
 
     def __enter__(self) -> Device:
         self.check()

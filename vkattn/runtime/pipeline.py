@@ -28,4 +28,5 @@ def build(device: Device, dispatch: Dispatch) -> Any:
         raise NoKernelError(f'{variant.name} cannot run on "{device.info.name}": {"; ".join(reasons)}.')
     tensors = [binding.buffer.tensor for binding in dispatch.bindings]
     push = np.zeros(len(variant.push), np.uint32)
-    return device.adopt(device.manager.algorithm(tensors, load(variant), (dispatch.groups, 1, 1), NO_WORDS, push))
+    code = load(variant) if dispatch.code is None else dispatch.code
+    return device.adopt(device.manager.algorithm(tensors, code, (dispatch.groups, 1, 1), NO_WORDS, push))

@@ -9,8 +9,8 @@ import pytest
 
 import vkattn
 from tests.tolerance import assert_matches_oracle
-from vkattn.ops.plan import MIN_WORDS, bucket, live_words, plan_key
-from vkattn.ops.plans import MAX_PLANS, plans_of
+from vkattn.ops.plan import MIN_WORDS, bucket, live_words
+from vkattn.lru import MAX_PLANS
 from vkattn.runtime.device import Device
 from vkattn.validate import attention_call
 
@@ -190,7 +190,7 @@ def test_stale_scratch_has_no_effect(device: Device, rng: np.random.Generator) -
         clean = vkattn.attention(*inputs, causal="bottom_right", device=own)
         dirty = [np.full_like(array, np.nan) for array in arrays(rng, 1, (4, 2), 64, 128, 16)]
         vkattn.attention(*dirty, device=own)
-        assert len(plans_of(own)) == 1
+        assert len(own.plans) == 1
         np.testing.assert_array_equal(vkattn.attention(*inputs, causal="bottom_right", device=own), clean)
 
 
@@ -300,7 +300,7 @@ def test_small_score_budget_gives_the_same_bits_in_chunks(device: Device, rng: n
     whole = check(device, inputs, causal="bottom_right")
     with Device(device.info.index, score_budget_bytes=70000) as own:
         chunked = check(own, inputs, causal="bottom_right")
-        plan = plans_of(own).get(own, plan_key(attention_call(*inputs, causal="bottom_right"), own)[0])
+        (plan,) = own.plans.values()
         assert plan.key.chunks >= 64
         assert plan.recording.num_pipelines == 3 + (0 if own.info.is_unified else 4)
         assert plan._scores.size_bytes <= 70000
@@ -315,7 +315,7 @@ def test_a_matrix_far_beyond_the_budget(device: Device, rng: np.random.Generator
     inputs = arrays(rng, 1, (heads, heads), length, length, 64, size=1.0)
     with Device(device.info.index, score_budget_bytes=64 << 20) as own:
         out, lse = vkattn.attention(*inputs, causal="top_left", return_lse=True, device=own)
-        (plan,) = plans_of(own)._plans.values()
+        (plan,) = own.plans.values()
         assert plan._scores.size_bytes <= 64 << 20
         assert plan.recording.num_pipelines == 3 + (0 if own.info.is_unified else 4)
         assert plan.key.chunks >= (2 if "SwiftShader" in device.info.name else 8)
@@ -332,7 +332,7 @@ def test_replay_long_short_long(device: Device, rng: np.random.Generator) -> Non
         first = check(own, long_inputs, causal="bottom_right")
         check(own, short, causal="bottom_right")
         np.testing.assert_array_equal(check(own, long_inputs, causal="bottom_right"), first)
-        assert len(plans_of(own)) == 1
+        assert len(own.plans) == 1
 
 
 def test_the_same_call_gives_the_same_bits(device: Device, rng: np.random.Generator) -> None:
@@ -347,12 +347,12 @@ def test_many_lengths_keep_few_plans(device: Device, rng: np.random.Generator) -
     with Device(device.info.index) as own:
         for length in range(1, 301):
             check(own, [query, key[:, :, :length], value[:, :, :length]], causal="bottom_right")
-        assert len(plans_of(own)) <= 2
+        assert len(own.plans) <= 2
 
 
 def test_plans_are_bounded_in_number_and_bytes(device: Device, rng: np.random.Generator) -> None:
     with Device(device.info.index) as own:
-        plans = plans_of(own)
+        plans = own.plans
         for length in [2 ** (i // 4) * 1000 + i for i in range(24)]:
             x = rng.standard_normal((1, 1, 1 + length % 3, 4)).astype(np.float32)
             key = rng.standard_normal((1, 1, length, 4)).astype(np.float32)
@@ -360,7 +360,7 @@ def test_plans_are_bounded_in_number_and_bytes(device: Device, rng: np.random.Ge
                              mask=None if length % 5 else np.ones((1, length), bool))
             assert len(plans) <= MAX_PLANS
         assert own.allocated_bytes >= plans.nbytes
-        plans._max_bytes = 1  # each new plan now drives out all others
+        plans.max_bytes = 1  # each new plan now drives out all others
         vkattn.attention(x[:, :, :1], np.zeros((1, 1, 300000, 4), np.float32), np.zeros((1, 1, 300000, 4), np.float32),
                          device=own)
         assert len(plans) == 1
@@ -372,7 +372,7 @@ def test_unused_capacity_is_neither_written_nor_read(device: Device, rng: np.ran
     inputs = arrays(rng, 1, (2, 1), 3, 40, 17)
     with Device(device.info.index) as own:
         clean = vkattn.attention(*inputs, device=own)
-        (plan,) = plans_of(own)._plans.values()
+        (plan,) = own.plans.values()
         words = live_words(attention_call(*inputs))
         for name in ("query", "key", "value", "out"):
             plan._host[name].words[words[name] :] = 0x7FC00001  # NaN

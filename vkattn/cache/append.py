@@ -1,0 +1,71 @@
+"""A recorded append of host rows to one group of a cache's layers: the plan behind `KVCache.update`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..dtypes import AXIS
+from ..graph.node import Binding, Dispatch
+from ..kernels import params
+from ..kernels.manifest import variant
+from ..layout import pack_into, packed_words, vec_strides
+
+if TYPE_CHECKING:
+    from .kv_cache import KVCache
+
+GROUPS = 64
+
+
+def new_row_fields(heads: int, tokens: int, dims: tuple[int, int], dtype: str, layout: str) -> dict[str, int]:
+    """Return the params words that describe new rows ``[batch, tokens, heads, dim]`` as `pack_into` writes them."""
+    fields = {}
+    for name, dim in zip("kv", dims, strict=True):
+        strides = vec_strides(heads, tokens, dim, dtype, layout)
+        fields |= {f"new_{name}_stride_{axis}": stride
+                   for axis, stride in zip(("batch", "head", "row"), strides, strict=True)}
+    return fields
+
+
+def cache_fields(cache: KVCache) -> dict[str, int]:
+    """Return the params words that describe the rows of ``cache``."""
+    fields = {"head_vecs": -(-cache.head_dim // 4), "value_vecs": -(-cache.value_dim // 4)}
+    for name, strides in zip("kv", cache.storage.strides, strict=True):
+        fields |= {f"{name}_stride_{axis}": stride
+                   for axis, stride in zip(("batch", "head", "row"), strides, strict=True)}
+    return fields
+
+
+class AppendPlan:
+    """Host buffers for ``new_words`` of rows, and the recording that appends them to a layer of ``group``."""
+
+    def __init__(self, cache: KVCache, group: int, dtype: str, new_words: tuple[int, int]) -> None:
+        device, (key, value) = cache.device, cache.storage.groups[group]
+        self._cache, self._dtype = cache, dtype
+        self._params = device.buffer(params.block_words(cache.batch, cache.num_kv_heads), "host", "append params")
+        self._rows = [device.buffer(words, "host", f"new {name} rows")
+                      for name, words in zip(("key", "value"), new_words, strict=True)]
+        bindings = tuple(map(Binding, (self._params, *self._rows, key, value)))
+        kernel = variant(f"kv_append_{AXIS[dtype]}_{AXIS[cache.dtype]}")
+        self._recording = device.recording([[Dispatch(kernel, bindings, dict.fromkeys(kernel.push, 0), GROUPS)]])
+
+    def run(self, rows: tuple[np.ndarray, np.ndarray], input_pos: np.ndarray, layer: int) -> None:
+        """Write ``rows`` (bshd) at ``input_pos`` of ``layer``; everything has been checked."""
+        cache, block = self._cache, self._params.words
+        for buffer, array in zip(self._rows, rows, strict=True):
+            pack_into(buffer.words[: packed_words(array.shape, self._dtype)], array, self._dtype)
+        tokens = rows[0].shape[1]
+        header: dict[str, int | float] = {
+            "batch_size": cache.batch, "num_kv_heads": cache.num_kv_heads, "group_size": 1, "q_len": tokens}
+        header |= cache_fields(cache) | cache.storage.offsets(layer)
+        header |= new_row_fields(cache.num_kv_heads, tokens, (cache.head_dim, cache.value_dim), self._dtype, "bshd")
+        params.write_header(block, header)
+        params.write_lengths(block, cache.batch, 0, 0, input_pos)
+        self._recording.run()
+
+    def close(self) -> None:
+        """Free pipelines and buffers."""
+        self._recording.close()
+        for buffer in (self._params, *self._rows):
+            buffer.destroy()

@@ -1,0 +1,296 @@
+"""`KVCache`: the keys and values of all layers of a model, in device memory, with their lengths."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+
+from ..dtypes import FLOAT_DTYPES, dtype_name
+from ..errors import CapacityError, ClosedError, DTypeError, NoKernelError, OptionError, ShapeError
+from ..layout import packed_words
+from ..lru import BoundedPlans
+from ..runtime.device import Device, default_device
+from . import move
+from .append import AppendPlan
+from .storage import CacheStorage
+
+QUANTISED = ("int8", "q8_0", "q4_0")
+
+
+class KVCache:
+    """Keys and values of every layer, resident on the device; rows are appended and read there, never on the host.
+
+    Parameters
+    ----------
+    batch, num_kv_heads : int
+        Sequences and KV heads.
+    capacity : int
+        The most tokens a sequence can have; ``input_pos + q_len == capacity`` still fits.
+    head_dim : int
+        Elements of a key row.
+    value_dim : int or None
+        Elements of a value row; None is head_dim.
+    num_layers : int
+        Layers of the model; `layer` gives one of them to attention.
+    dtype : "float32", "float16" or "bfloat16"
+        What the cache stores. float32 rows are rounded to it on the device.
+    value_dtype : str or None
+        None is ``dtype``; others come with the quantised formats.
+    device : vkattn.Device or None
+        None is `vkattn.default_device`.
+
+    Raises
+    ------
+    OptionError, CapacityError, NoKernelError
+        A size is not positive; one layer does not fit the device's largest buffer; a format is not there yet.
+
+    Notes
+    -----
+    Memory that was never written is never read: a new cache needs no clearing.
+
+    Example
+    -------
+    >>> cache = KVCache(batch=1, num_kv_heads=8, capacity=4096, head_dim=128, num_layers=28)
+    >>> cache.nbytes
+    469762048
+    """
+
+    def __init__(self, batch: int, num_kv_heads: int, capacity: int, head_dim: int, *, value_dim: int | None = None,
+                 num_layers: int = 1, dtype: str = "float16", value_dtype: str | None = None,
+                 device: Device | None = None) -> None:
+        self.batch = _positive(batch, "batch")
+        self.num_kv_heads = _positive(num_kv_heads, "num_kv_heads")
+        self.capacity = _positive(capacity, "capacity")
+        self.head_dim = _positive(head_dim, "head_dim")
+        self.value_dim = self.head_dim if value_dim is None else _positive(value_dim, "value_dim")
+        self.num_layers = _positive(num_layers, "num_layers")
+        self.dtype = _cache_dtype(dtype, "dtype")
+        if value_dtype is not None and _cache_dtype(value_dtype, "value_dtype") != dtype:
+            raise NoKernelError(f"`value_dtype` {value_dtype!r} beside `dtype` {dtype!r} is not there yet; "
+                                "keys and values have one dtype.")
+        self.device = default_device() if device is None else device
+        self.device.check()
+        self._lengths = np.zeros((self.num_layers, self.batch), np.int64)
+        dims = (self.head_dim, self.value_dim)
+        with self.device.lock:
+            self.storage = CacheStorage(self.device, self.batch, self.num_kv_heads, self.capacity, dims,
+                                        (dtype, dtype), self.num_layers)
+        #: Plans that use this cache (appends, attention); they are freed with it.
+        self.plans = BoundedPlans()
+        self._closed = False
+        self.device.close_first(self)
+
+    def __repr__(self) -> str:
+        return (f"<vkattn.KVCache {self.num_layers} layers, batch {self.batch}, {self.num_kv_heads} heads, capacity "
+                f"{self.capacity}, head_dim {self.head_dim}, {self.dtype}>")
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Live tokens, int64 ``[num_layers, batch]``; a copy."""
+        return self._lengths.copy()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the cache in device memory."""
+        return self.storage.nbytes
+
+    def check(self) -> None:
+        """Raise ClosedError or DeviceError if the cache cannot be used any more."""
+        self.device.check()
+        if self._closed:
+            raise ClosedError("a KVCache was used after close().")
+
+    def layer(self, index: int) -> CacheLayer:
+        """Return layer ``index`` of the cache, for `sdpa_with_kv_cache`; negative indices are refused."""
+        return CacheLayer(self, self.check_layer(index))
+
+    def check_layer(self, layer: Any) -> int:
+        """Return ``layer`` as an int, or raise OptionError if there is no such layer."""
+        index = _integer(layer)
+        if index is None or not 0 <= index < self.num_layers:
+            raise OptionError(f"`layer` is {layer!r}; this cache has layers 0 .. {self.num_layers - 1}.")
+        return index
+
+    def check_append(self, input_pos: Any, tokens: int, layer: int) -> np.ndarray:
+        """Return ``input_pos`` as int64 ``[batch]`` if ``tokens`` rows may be written there.
+
+        Raises
+        ------
+        OptionError
+            Not integers, negative, or beyond the live length: a gap would be left.
+        CapacityError
+            ``input_pos + tokens`` is beyond the capacity.
+        """
+        start = np.asarray(input_pos)
+        if start.dtype.kind not in "iu" or start.shape not in ((), (self.batch,)):
+            raise OptionError(f"`input_pos` is {input_pos!r}; it must be an integer, or integers of shape "
+                              f"({self.batch},), one per batch entry.")
+        start = np.broadcast_to(start, (self.batch,)).astype(np.int64)
+        lengths = self._lengths[layer]
+        if (start < 0).any() or (start > lengths).any():
+            entry = int(np.argmax((start < 0) | (start > lengths)))
+            raise OptionError(f"`input_pos` is {int(start[entry])} for batch entry {entry}, but layer {layer} holds "
+                              f"{int(lengths[entry])} tokens there; it must be within 0 .. {int(lengths[entry])}, "
+                              "so that no row is left unwritten.")
+        if int(start.max()) + tokens > self.capacity:
+            raise CapacityError(f"append of {tokens} tokens at input_pos {int(start.max())} needs "
+                                f"{int(start.max()) + tokens} rows; this cache holds capacity {self.capacity}. "
+                                "Hint: make a larger cache, or reset() or truncate() this one.")
+        return start
+
+    def note_append(self, input_pos: np.ndarray, tokens: int, layer: int) -> None:
+        """Set the live lengths after rows were written: what lay behind them is forgotten."""
+        self._lengths[layer] = input_pos + tokens
+
+    def update(self, key: Any, value: Any, input_pos: Any, layer: int = 0) -> None:
+        """Write new rows at ``input_pos``, exactly those rows; the live length becomes ``input_pos + tokens``.
+
+        Parameters
+        ----------
+        key : Array, shape ``[batch, tokens, num_kv_heads, head_dim]``, float32 or the cache's dtype
+        value : Array, shape ``[batch, tokens, num_kv_heads, value_dim]``, key's dtype
+        input_pos : int, or integers of shape ``[batch]``
+            Where row 0 goes, in tokens: at most the live length (no gap). Writing before it truncates.
+        layer : int
+
+        Raises
+        ------
+        ShapeError, DTypeError, OptionError, CapacityError
+            Nothing has been written then.
+        """
+        self.check()
+        layer = self.check_layer(layer)
+        rows = (np.asarray(key), np.asarray(value))
+        dtype = self.check_rows(rows[0].shape, rows[1].shape, dtype_name(rows[0], "key", FLOAT_DTYPES),
+                                dtype_name(rows[1], "value", FLOAT_DTYPES))
+        with self.device.lock:
+            start = self.check_append(input_pos, rows[0].shape[1], layer)
+            group, _ = self.storage.place(layer)
+            words = tuple(1 << max(10, (packed_words(array.shape, dtype) - 1).bit_length()) for array in rows)
+            plan = self.plans.get(("append", group, dtype, words),
+                                  lambda: AppendPlan(self, group, dtype, (words[0], words[1])))
+            plan.run(rows, start, layer)
+            self.note_append(start, rows[0].shape[1], layer)
+
+    def check_rows(self, key: tuple[int, ...], value: tuple[int, ...], key_dtype: str, value_dtype: str) -> str:
+        """Return the dtype of new rows (bshd shapes), or raise ShapeError or DTypeError."""
+        for name, given, dim in (("key", key, self.head_dim), ("value", value, self.value_dim)):
+            tokens = given[1] if len(given) == 4 else 0
+            if given != (self.batch, max(tokens, 1), self.num_kv_heads, dim):
+                raise ShapeError(f"`{name}` has shape {given}; this cache takes (batch {self.batch}, tokens, "
+                                 f"num_kv_heads {self.num_kv_heads}, dim {dim}), at least one token.")
+        if key[1] != value[1]:
+            raise ShapeError(f"`key` has {key[1]} tokens but `value` has {value[1]}.")
+        if key_dtype != value_dtype:
+            raise DTypeError(f"`key` is {key_dtype} but `value` is {value_dtype}; they must have the same dtype.")
+        if key_dtype not in ("float32", self.dtype):
+            raise DTypeError(f"`key` is {key_dtype}; this {self.dtype} cache takes float32"
+                             f"{'' if self.dtype == 'float32' else f' or {self.dtype}'} rows.")
+        return key_dtype
+
+    def truncate(self, length: Any) -> None:
+        """Forget all tokens at or beyond ``length`` (an int, or integers ``[batch]``), in every layer."""
+        self.check()
+        keep = np.asarray(length)
+        if keep.dtype.kind not in "iu" or keep.shape not in ((), (self.batch,)) or (keep < 0).any():
+            raise OptionError(f"`length` is {length!r}; it must be an integer that is not negative, or one for each "
+                              f"of {self.batch} batch entries.")
+        np.minimum(self._lengths, keep.astype(np.int64), out=self._lengths)
+
+    def reset(self) -> None:
+        """Forget all tokens."""
+        self.truncate(0)
+
+    def reorder(self, batch_index: Any) -> None:
+        """Let batch entry b go on from what entry ``batch_index[b]`` holds now (beam search), in every layer.
+
+        Parameters
+        ----------
+        batch_index : integers, shape ``[batch]``, each within 0 .. batch - 1; entries may repeat
+        """
+        self.check()
+        index = np.asarray(batch_index)
+        if index.dtype.kind not in "iu" or index.shape != (self.batch,) or (
+                (index < 0) | (index >= self.batch)).any():
+            raise OptionError(f"`batch_index` is {batch_index!r}; it must be {self.batch} integers within "
+                              f"0 .. {self.batch - 1}.")
+        with self.device.lock:
+            move.reorder(self.device, self.storage, self.num_layers, self.batch, index.tolist())
+            self._lengths = self._lengths[:, index]
+
+    def read(self, layer: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """Return the live keys and values of a layer.
+
+        Returns
+        -------
+        key : Array, the cache's dtype, shape ``[batch, length, num_kv_heads, head_dim]``
+            length is the longest of the batch; rows beyond an entry's own length are 0.
+        value : Array, the cache's dtype, shape ``[batch, length, num_kv_heads, value_dim]``
+        """
+        self.check()
+        layer = self.check_layer(layer)
+        with self.device.lock:
+            return move.read(self, layer, self._lengths[layer])
+
+    def close(self) -> None:
+        """Free the cache and every plan that uses it."""
+        if not self._closed:
+            self._closed = True
+            with self.device.lock:
+                self.plans.clear()
+                self.storage.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_closed"):
+            self.close()
+
+
+class CacheLayer:
+    """One layer of a `KVCache`."""
+
+    def __init__(self, cache: KVCache, index: int) -> None:
+        self.cache = cache
+        self.index = index
+
+    def __repr__(self) -> str:
+        return f"<layer {self.index} of {self.cache!r}>"
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Live tokens, int64 ``[batch]``; a copy."""
+        return self.cache.lengths[self.index]
+
+    def update(self, key: Any, value: Any, input_pos: Any) -> None:
+        """`KVCache.update` of this layer."""
+        self.cache.update(key, value, input_pos, self.index)
+
+    def read(self) -> tuple[np.ndarray, np.ndarray]:
+        """`KVCache.read` of this layer."""
+        return self.cache.read(self.index)
+
+
+def _integer(value: Any) -> int | None:
+    if isinstance(value, (bool, np.bool_)):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
+def _positive(value: Any, argument: str) -> int:
+    number = _integer(value)
+    if number is None or number < 1:
+        raise OptionError(f"`{argument}` is {value!r}; it must be an integer of at least 1.")
+    return number
+
+
+def _cache_dtype(dtype: Any, argument: str) -> str:
+    if dtype in QUANTISED:
+        raise NoKernelError(f"`{argument}` is {dtype!r}: quantised caches are not there yet; supported: "
+                            f"{', '.join(FLOAT_DTYPES)}.")
+    if dtype not in FLOAT_DTYPES:
+        raise OptionError(f"`{argument}` is {dtype!r}; supported: {', '.join(map(repr, FLOAT_DTYPES))}.")
+    return str(dtype)

@@ -1,0 +1,67 @@
+"""Where the keys and values of all layers of a cache lie: few buffers, each below the device's limit."""
+
+from __future__ import annotations
+
+from ..errors import CapacityError
+from ..layout import packed_words, vec_strides, words_per_vec
+from ..runtime.buffer import KOMPUTE_MAX_BYTES, Buffer
+from ..runtime.device import Device
+
+#: Names of the params words that say where a layer starts.
+LAYER_FIELDS = ("key_offset", "value_offset")
+
+
+class CacheStorage:
+    """Key and value buffers of ``num_layers`` layers of shape ``[batch, num_kv_heads, capacity, dim]``.
+
+    Layers lie one after another; when a buffer is full the next one starts. A *group* is the layers of one pair of
+    buffers. Contents are undefined until rows are written.
+    """
+
+    def __init__(self, device: Device, batch: int, num_kv_heads: int, capacity: int, dims: tuple[int, int],
+                 dtypes: tuple[str, str], num_layers: int) -> None:
+        self.device = device
+        self.dtypes = dtypes
+        self.layer_words = [packed_words((batch, num_kv_heads, capacity, dim), dtype)
+                            for dim, dtype in zip(dims, dtypes, strict=True)]
+        self.strides = [vec_strides(num_kv_heads, capacity, dim, dtype, "bhsd")
+                        for dim, dtype in zip(dims, dtypes, strict=True)]
+        limit = min(device.info.max_storage_buffer_range, KOMPUTE_MAX_BYTES)
+        self.layers_per_group = min(num_layers, limit // (4 * max(self.layer_words)))
+        if self.layers_per_group == 0:
+            raise CapacityError(
+                f"one layer of the cache needs {4 * max(self.layer_words)} bytes; the largest storage buffer of "
+                f'"{device.info.name}" is {limit} bytes. Hint: lower `capacity` or `batch`.')
+        self.groups: list[tuple[Buffer, Buffer]] = []
+        try:
+            for start in range(0, num_layers, self.layers_per_group):
+                count = min(self.layers_per_group, num_layers - start)
+                pair = [device.buffer(count * words, "storage", f"{name} cache, layers {start}-{start + count - 1}")
+                        for name, words in zip(("key", "value"), self.layer_words, strict=True)]
+                self.groups.append((pair[0], pair[1]))
+        except CapacityError:
+            self.close()
+            raise
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers."""
+        return sum(buffer.size_bytes for pair in self.groups for buffer in pair)
+
+    def place(self, layer: int) -> tuple[int, tuple[int, int]]:
+        """Return the group of ``layer``, and the words in the key and the value buffer where it starts."""
+        group, index = divmod(layer, self.layers_per_group)
+        return group, (index * self.layer_words[0], index * self.layer_words[1])
+
+    def offsets(self, layer: int) -> dict[str, int]:
+        """Return the params words (in vecs) that choose ``layer`` within its group."""
+        _, starts = self.place(layer)
+        return {name: start // words_per_vec(dtype)
+                for name, start, dtype in zip(LAYER_FIELDS, starts, self.dtypes, strict=True)}
+
+    def close(self) -> None:
+        """Free the buffers."""
+        for pair in self.groups:
+            for buffer in pair:
+                buffer.destroy()
+        self.groups = []
