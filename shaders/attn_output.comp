@@ -5,9 +5,10 @@
 // Grid      any number of workgroups; each takes one tile of 32 rows x 64 elements of value_dim after another.
 //           128 invocations as 16 x 8, 4 rows x 1 vec each; 32 keys pass through shared memory at a time
 // Push      params_base (words); chunk; probs_base (vec4s); value_base, out_base (vecs)
-// Bounds    weights outside the row's visible range count as 0 and are not read; values outside the tile's range, or
-//           under weights that are all 0 because of the mask, are not read. A weight of 0 never multiplies a value
-//           that is not finite. Padding of the output's rows is written 0
+// Bounds    vec4s of weights without a key that the row sees count as 0 and are not read (in the others, pass 2 has
+//           written 0 outside the row's range); values outside the tile's range, or under weights that are all 0
+//           because of the mask, are not read. A weight of 0 never multiplies a value that is not finite. Padding of
+//           the output's rows is written 0 (NaN in a row whose weights are not finite)
 // Requires  nothing beyond Vulkan 1.1
 // Source    the seed's third pass; compensated sum over the blocks of keys: Kahan 1965
 #version 450
@@ -68,8 +69,8 @@ struct ProbRow {
 
 ProbRow prob_row(RowTile tile, uint row, uint score_row) {
     if (row >= tile.rows) return ProbRow(0u, 0u, 0u);
-    uint token = row_token(row);
-    return ProbRow(key_begin(tile.b, token), key_end(tile.b, token), push.probs_base + score_row * score_stride());
+    uvec2 range = key_range(tile.b, row_token(row));
+    return ProbRow(range.x, range.y, push.probs_base + score_row * score_stride());
 }
 
 vec4 load_probs(ProbRow row, uint key) {

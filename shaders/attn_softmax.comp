@@ -1,8 +1,9 @@
 // Purpose   pass 2 of the three-pass attention: softmax over the keys that each query row sees, in place
 // Maths     m = max_j s_j;  l = sum_j e^(s_j - m) (+ e^(sink - m));  p_j = e^(s_j - m) / l;  lse = m + ln l
-//           a row with nothing to attend gets p = 0 and lse = minus infinity (or the sink)
+//           a row with nothing to attend gets p = 0 and lse = minus infinity (or the sink); one with a score that is
+//           NaN or plus infinity gets lse = NaN
 // Bindings  0 params  1 scores [row tile in chunk, 32, score_stride] float32 vec4s, read and written
-//           2 lse [B, H, L] float32, written if FLAG_LSE is set
+//           2 lse [B, H, L] float32, rows padded to 4 with 0, written if FLAG_LSE is set
 // Grid      any number of workgroups; each takes 4 rows at a time, 32 of its 128 invocations to a row
 // Push      params_base (words); chunk; scores_base (vec4s); lse_base (words)
 // Bounds    only vec4s with a key that the row sees are read and written; in those, other elements become 0
@@ -65,8 +66,8 @@ void main() {
         uint row = tile.first + score_row % BLOCK_ROWS;
         bool live = row < tile.rows;
         uint token = row_token(min(row, tile.rows - 1u));
-        uint begin = live ? key_begin(tile.b, token) : 0u;
-        uint end = live ? key_end(tile.b, token) : 0u;
+        uvec2 range = live ? key_range(tile.b, token) : uvec2(0u);
+        uint begin = range.x, end = range.y;
         uint base = push.scores_base + score_row * score_stride();
 
         float row_max = LOWEST;
@@ -96,12 +97,16 @@ void main() {
 
         uint h = row_head(tile, row);
         if (live && (flags() & FLAG_SINKS) != 0u) whole = merged(whole, vec2(sink(h), 1.0));
-        float inverse = whole.y > 0.0 ? 1.0 / whole.y : 0.0;
+        bool empty = whole.y == 0.0;  // false for NaN, which then reaches the row and its lse
+        float inverse = empty ? 0.0 : 1.0 / whole.y;
         for (uint i = begin / 4u + lane; i * 4u < end; i += LANES)
             scores[base + i] = weights(scores[base + i], 4u * i, begin, end, whole.x) * inverse;
         if (live && lane == 0u && (flags() & FLAG_LSE) != 0u) {
-            uint index = push.lse_base + (tile.b * num_kv_heads() * group_size() + h) * q_len() + token;
-            lse[index] = whole.y > 0.0 ? whole.x + log(whole.y) : uintBitsToFloat(MINUS_INFINITY);
+            uint lse_row = (q_len() + 3u) & ~3u;
+            uint index = push.lse_base + (tile.b * num_kv_heads() * group_size() + h) * lse_row + token;
+            float rest = whole.y > 0.0 ? whole.x + log(whole.y) : whole.y;  // not log(NaN), which may be infinity
+            lse[index] = empty ? uintBitsToFloat(MINUS_INFINITY) : rest;
+            for (uint pad = token + 1u; token + 1u == q_len() && pad < lse_row; ++pad) lse[index + pad - token] = 0.0;
         }
     }
 }

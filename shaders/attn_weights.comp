@@ -83,7 +83,7 @@ bool tile_open(ScoreRule rule, ScoreRow rows[4], uint col, uint stamp) {
 }
 
 // acc[i][c] = <q of row 4 y + i, k of column 4 x + c>, for the tile that starts at tile.first and col0.
-vec4[4] dot_products(RowTile tile, uint col0, uint end, uint x, uint y, bool busy) {
+vec4[4] dot_products(RowTile tile, uint col0, uint begin, uint end, uint x, uint y, bool busy) {
     uint lane = gl_LocalInvocationIndex, slot = lane / DEPTH, depth = lane % DEPTH;
     bool q_live[2], k_live[4];
     uint q_at[2], k_at[4];
@@ -95,7 +95,7 @@ vec4[4] dot_products(RowTile tile, uint col0, uint end, uint x, uint y, bool bus
     }
     [[unroll]] for (uint i = 0u; i < 4u; ++i) {
         uint col = col0 + slot + 16u * i;
-        k_live[i] = col < end;
+        k_live[i] = col >= begin && col < end;
         k_at[i] = push.key_base + key_offset() + tile.b * k_stride_batch() + tile.hk * k_stride_head() + col * k_stride_row();
     }
     vec4 acc[4] = vec4[](vec4(0.0), vec4(0.0), vec4(0.0), vec4(0.0));
@@ -133,14 +133,14 @@ void main() {
         uint chunk_tile = item / col_tiles;
         RowTile tile = row_tile(first + chunk_tile);
         uint col0 = (item % col_tiles) * BLOCK_COLS, col = col0 + 4u * x;
-        uint end = tile_key_end(tile);
-        if (col0 >= end || col0 + BLOCK_COLS <= tile_key_begin(tile)) continue;
+        uint begin = tile_key_begin(tile), end = tile_key_end(tile);
+        if (max(col0, begin) >= min(col0 + BLOCK_COLS, end)) continue;
 
         ScoreRow rows[4];
         [[unroll]] for (uint i = 0u; i < 4u; ++i) rows[i] = score_row(tile, tile.first + 4u * y + i);
         bool busy = tile.first + 4u * y < tile.rows;
         vec4 acc[4] = vec4[](vec4(0.0), vec4(0.0), vec4(0.0), vec4(0.0));
-        if (tile_open(rule, rows, col, item + 1u)) acc = dot_products(tile, col0, end, x, y, busy);
+        if (tile_open(rule, rows, col, item + 1u)) acc = dot_products(tile, col0, begin, end, x, y, busy);
 
         uint at = push.scores_base + (chunk_tile * BLOCK_ROWS + 4u * y) * score_stride() + col / 4u;
         [[unroll]] for (uint i = 0u; i < 4u; ++i) {

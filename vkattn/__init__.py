@@ -19,6 +19,9 @@ _HOME = {
     "Device": ".runtime.device",
     "default_device": ".runtime.device",
     "DeviceInfo": ".caps.model",
+    "Dim": ".graph.values",
+    "Graph": ".ops.graph",
+    "GraphBuilder": ".ops.builder",
     "KVCache": ".cache.kv_cache",
 }
 _MODULES = ("errors", "oracle")
@@ -30,7 +33,10 @@ if TYPE_CHECKING:
     from .cache.kv_cache import KVCache
     from .caps.model import DeviceInfo
     from .caps.probe import devices
+    from .graph.values import Dim
     from .ops.attention import attention, scaled_dot_product_attention
+    from .ops.builder import GraphBuilder
+    from .ops.graph import Graph
     from .runtime.device import Device, default_device
 
 

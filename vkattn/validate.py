@@ -36,7 +36,7 @@ def _array(value: Any, argument: str) -> np.ndarray:
                          "Hint: move it to the CPU and convert it first.") from error
 
 
-def _finite(value: Any, argument: str, what: str = "a finite number") -> float:
+def finite_option(value: Any, argument: str, what: str = "a finite number") -> float:
     """Return an option as a finite float that float32 can hold, or raise OptionError."""
     try:
         number = float(value)
@@ -47,7 +47,7 @@ def _finite(value: Any, argument: str, what: str = "a finite number") -> float:
     return number
 
 
-def _per_head(values: Any, argument: str, num_heads: int) -> np.ndarray | None:
+def per_head_option(values: Any, argument: str, num_heads: int) -> np.ndarray | None:
     """Return one finite float32 for each query head, or None."""
     if values is None:
         return None
@@ -142,17 +142,17 @@ def attention_call(
     uses_position = window != (None, None) or alibi_slopes is not None
     offsets = resolve_q_offset(q_offset, causal=causal, q_len=problem.max_q_len, kv_len=lengths,
                                uses_position=uses_position)
-    if softcap is not None and _finite(softcap, "softcap", "a positive finite number, or None") <= 0:
+    if softcap is not None and finite_option(softcap, "softcap", "a positive finite number, or None") <= 0:
         raise OptionError(f"`softcap` is {softcap!r}; it must be positive. Hint: None is no softcap.")
     options = Options(
         q_len=problem.max_q_len,
         kv_len=lengths,
         q_offset=offsets,
-        scale=1 / math.sqrt(problem.head_dim) if scale is None else _finite(scale, "scale"),
+        scale=1 / math.sqrt(problem.head_dim) if scale is None else finite_option(scale, "scale"),
         softcap=None if softcap is None else float(softcap),
         window=causal_window(causal, window),
-        alibi_slopes=_per_head(alibi_slopes, "alibi_slopes", problem.num_heads),
-        sinks=_per_head(sinks, "sinks", problem.num_heads),
+        alibi_slopes=per_head_option(alibi_slopes, "alibi_slopes", problem.num_heads),
+        sinks=per_head_option(sinks, "sinks", problem.num_heads),
         return_lse=bool(return_lse),
     )
     return Call(problem, options, arrays["query"], arrays["key"], arrays["value"], checked_mask)

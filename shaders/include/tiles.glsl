@@ -45,6 +45,11 @@ uint key_begin(uint b, uint token) {
     int begin = q_offset(b) + int(token) - window_left();
     return uint(clamp(begin, 0, int(kv_len(b))));
 }
+// Both at once, [x, y); y is 0 if the token sees nothing.
+uvec2 key_range(uint b, uint token) {
+    uvec2 range = uvec2(key_begin(b, token), key_end(b, token));
+    return range.x < range.y ? range : uvec2(0u);
+}
 uint tile_key_begin(RowTile tile) { return key_begin(tile.b, row_token(tile.first)); }
 uint tile_key_end(RowTile tile) {
     return key_end(tile.b, row_token(min(tile.first + BLOCK_ROWS, tile.rows) - 1u));

@@ -67,6 +67,11 @@ class PlanKey:
         return PlanKey(self.kernels, **cut, chunks=self.chunks)
 
 
+def lse_shape(call: Call) -> tuple[int, int, int]:
+    """Return (batch_size, num_heads, q_len)."""
+    return call.problem.batch_size, call.problem.num_heads, call.options.q_len
+
+
 def live_words(call: Call) -> dict[str, int]:
     """Return the words that each array of ``call`` takes in its buffer."""
     problem = call.problem
@@ -76,7 +81,7 @@ def live_words(call: Call) -> dict[str, int]:
         "value": packed_words(call.value.shape, problem.value_dtype),
         "mask": mask_words(call.mask),
         "out": packed_words((*call.query.shape[:3], problem.value_dim), problem.out_dtype),
-        "lse": problem.batch_size * problem.num_heads * call.options.q_len if call.options.return_lse else 0,
+        "lse": packed_words(lse_shape(call), "float32") if call.options.return_lse else 0,
         "params": params.block_words(problem.batch_size, problem.num_heads),
     }
 
@@ -182,8 +187,7 @@ class ThreePassPlan:
             out = unpack(self._host["out"].words[: words["out"]], shape, problem.out_dtype)
             if not options.return_lse:
                 return out, None
-            lse = self._host["lse"].words[: words["lse"]].view(np.float32)
-            return out, lse.reshape(problem.batch_size, problem.num_heads, options.q_len).copy()
+            return out, unpack(self._host["lse"].words[: words["lse"]], lse_shape(call), "float32")
 
     def _free(self) -> None:
         for buffer in self.buffers:

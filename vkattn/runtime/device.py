@@ -18,6 +18,7 @@ from ..graph.node import Dispatch
 from ..lru import BoundedPlans
 from . import kompute
 from .buffer import Buffer, Kind
+from .pipeline import Pipelines
 from .recording import Recording
 
 BOUNDARIES = ("coherent", "full")
@@ -115,11 +116,15 @@ class Device:
         with self.lock:
             return Buffer(self, num_words, kind, name)
 
-    def recording(self, segments: Sequence[Sequence[Dispatch]]) -> Recording:
-        """Make pipelines for ``segments`` and record them; nothing runs yet."""
+    def recording(self, segments: Sequence[Sequence[Dispatch]], pipelines: Pipelines | None = None) -> Recording:
+        """Record ``segments``, with pipelines of its own or shared ones; nothing runs yet."""
         self.check()
         with self.lock:
-            return Recording(self, segments)
+            return Recording(self, segments, pipelines)
+
+    def pipelines(self) -> Pipelines:
+        """Return an empty set of pipelines for several recordings to share."""
+        return Pipelines(self)
 
     def adopt(self, handle: Any) -> Any:
         """Remember a Kompute object that lives on this device; return it."""

@@ -30,3 +30,30 @@ def build(device: Device, dispatch: Dispatch) -> Any:
     push = np.zeros(len(variant.push), np.uint32)
     code = load(variant) if dispatch.code is None else dispatch.code
     return device.adopt(device.manager.algorithm(tensors, code, (dispatch.groups, 1, 1), NO_WORDS, push))
+
+
+class Pipelines:
+    """Pipelines by variant, buffers and workgroup count, so that dispatches and recordings share them."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._made: dict[Any, Any] = {}
+
+    @property
+    def count(self) -> int:
+        """Pipelines made."""
+        return len(self._made)
+
+    def get(self, dispatch: Dispatch) -> Any:
+        """Return the kp Algorithm for ``dispatch``, made now if there is none."""
+        buffers = (id(binding.buffer) for binding in dispatch.bindings)
+        key = (dispatch.variant.name, dispatch.code, dispatch.groups, *buffers)
+        if key not in self._made:
+            self._made[key] = build(self._device, dispatch)
+        return self._made[key]
+
+    def close(self) -> None:
+        """Free them; recordings that use them must have been closed before."""
+        made, self._made = self._made, {}
+        for pipeline in made.values():
+            self._device.release(pipeline)

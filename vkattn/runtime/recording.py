@@ -16,7 +16,7 @@ import numpy as np
 from ..errors import ClosedError, DeviceError
 from ..graph.node import Binding, Dispatch
 from ..kernels.manifest import variant
-from .pipeline import build
+from .pipeline import Pipelines
 
 if TYPE_CHECKING:
     from .device import Device
@@ -28,11 +28,13 @@ SPARE_TIMESTAMPS = 8
 class Recording:
     """A replayable list of segments. Made by `Device.recording` only."""
 
-    def __init__(self, device: Device, segments: Sequence[Sequence[Dispatch]]) -> None:
+    def __init__(self, device: Device, segments: Sequence[Sequence[Dispatch]], pipelines: Pipelines | None) -> None:
         self.device = device
         self._segments = [list(segment) for segment in segments]
-        self._pipelines: dict[Any, Any] = {}
+        self._owns_pipelines = pipelines is None
+        self._pipelines = Pipelines(device) if pipelines is None else pipelines
         self._canary = device.buffer(4, "host", "canary")
+        self._canary_pipelines = Pipelines(device)
         self._run_number = 0
         self._timed: list[tuple[Any, list[str | None]]] = []
         copy = variant("copy")
@@ -43,13 +45,18 @@ class Recording:
 
     @property
     def num_pipelines(self) -> int:
-        """Pipelines made for this recording, without the canary's."""
-        return len(self._pipelines) - 1
+        """Pipelines that this recording uses or shares, without the canary's."""
+        return self._pipelines.count
 
     @property
     def num_dispatches(self) -> int:
         """Recorded dispatches, without the canary's."""
         return sum(len(segment) for segment in self._segments)
+
+    @property
+    def num_segments(self) -> int:
+        """Segments, without the canary's."""
+        return len(self._segments)
 
     @property
     def num_submissions(self) -> int:
@@ -66,11 +73,8 @@ class Recording:
             groups.append([segment]) if new else groups[-1].append(segment)
         return groups
 
-    def _pipeline(self, dispatch: Dispatch) -> Any:
-        key = (dispatch.variant.name, dispatch.groups, *(id(binding.buffer) for binding in dispatch.bindings))
-        if key not in self._pipelines:
-            self._pipelines[key] = build(self.device, dispatch)
-        return self._pipelines[key]
+    def _pipelines_of(self, dispatch: Dispatch) -> Pipelines:
+        return self._canary_pipelines if dispatch is self._last else self._pipelines
 
     def _record(self, segments: list[list[Dispatch]], labels: list[str | None] | None) -> Any:
         """Record one Sequence; with ``labels``, one that takes timestamps, and note what each operation is."""
@@ -86,7 +90,7 @@ class Recording:
                 if labels is not None:
                     labels.append(None)
             for dispatch in segment:
-                sequence.record(kp.OpAlgoDispatch(self._pipeline(dispatch), dispatch.push_words))
+                sequence.record(kp.OpAlgoDispatch(self._pipelines_of(dispatch).get(dispatch), dispatch.push_words))
                 if labels is not None:
                     labels.append(None if dispatch is self._last else dispatch.variant.name)
         return sequence
@@ -133,8 +137,10 @@ class Recording:
     def close(self) -> None:
         """Free sequences and pipelines; the buffers belong to whoever made them."""
         sequences = self._sequences + [sequence for sequence, _ in self._timed]
-        pipelines = list(self._pipelines.values())
-        self._sequences, self._timed, self._pipelines = [], [], {}
-        for handle in sequences + pipelines:
-            self.device.release(handle)
+        self._sequences, self._timed = [], []
+        for sequence in sequences:
+            self.device.release(sequence)
+        self._canary_pipelines.close()
+        if self._owns_pipelines:
+            self._pipelines.close()
         self._canary.destroy()

@@ -1,0 +1,50 @@
+"""A graph before it has memory: steps that touch resources, each at most one dispatch of the recording."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+
+from ..kernels.manifest import Variant
+
+
+@dataclass(frozen=True)
+class Resource:
+    """Words that steps read and write: a tensor, scratch, or a layer of a cache. Compared by identity of ``key``.
+
+    ``pool`` says where they lie: "arena" (device memory that temporaries share), "input" and "output" (host-visible),
+    "constant" (device memory, written once), "params", or "cache".
+    """
+
+    key: Hashable
+    words: int
+    pool: str
+
+
+@dataclass(frozen=True)
+class Base:
+    """A push constant that tells a kernel where a resource starts: in units of ``unit_words`` words."""
+
+    push: str
+    binding: int
+    unit_words: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """A dispatch to be. ``block`` is the key of its params block; ``chunk`` counts chunks of query rows."""
+
+    node: str
+    variant: Variant
+    resources: tuple[Resource, ...]
+    bases: tuple[Base, ...]
+    block: Hashable = None
+    push: Mapping[str, int] = field(default_factory=dict)
+    groups: int = 1
+    chunk: int = 0
+    code: bytes | None = field(default=None, repr=False)
+
+    def touched(self) -> list[tuple[Resource, bool]]:
+        """Return each resource with whether it is written."""
+        return [(resource, declared.writes)
+                for resource, declared in zip(self.resources, self.variant.bindings, strict=True)]

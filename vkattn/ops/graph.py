@@ -1,0 +1,373 @@
+"""`Graph`: a built graph. Buffers, pipelines and recordings are made once; a run writes, submits and reads live words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..errors import ClosedError, OptionError, PlanError
+from ..graph.hazards import segments
+from ..graph.memory import Need, Spot, arena_words, padded, place
+from ..graph.node import Binding, Dispatch
+from ..graph.steps import Base, Resource, Step
+from ..graph.values import Dim, Size, Value
+from ..kernels.manifest import variant
+from ..kernels.three_pass import CHUNKS_PER_SUBMISSION
+from ..runtime.buffer import Buffer
+from ..runtime.device import Device
+from ..runtime.recording import Recording
+from .host import as_input, bind_shape, output_words, read_output, write_input
+from .report import Report, Row
+from .spec import Block, DimsBlock
+
+HOST_POOLS = ("input", "output")
+
+
+@dataclass
+class Plan:
+    """What a builder has declared."""
+
+    inputs: dict[str, Value] = field(default_factory=dict)
+    constants: dict[Value, np.ndarray] = field(default_factory=dict)
+    outputs: dict[str, Value] = field(default_factory=dict)
+    output_at: dict[str, int] = field(default_factory=dict)
+    positions: list[str] = field(default_factory=list)
+    dims: dict[str, Dim] = field(default_factory=dict)
+    caches: dict[str, Any] = field(default_factory=dict)
+    own_caches: list[Any] = field(default_factory=list)
+    cache_places: dict[Any, tuple[Buffer, int]] = field(default_factory=dict)
+    #: node -> (cache name, position name, tokens, layer)
+    appends: dict[str, tuple[str, str, Size, Any]] = field(default_factory=dict)
+    steps: list[Step] = field(default_factory=list)
+
+
+class Graph:
+    """A graph that can be run for any lengths within its capacities. Made by `GraphBuilder.build`.
+
+    Example
+    -------
+    >>> graph = builder.build()  # doctest: +SKIP
+    >>> graph.run({"q": q, "k": k, "v": v}, input_pos=12)["out"]  # doctest: +SKIP
+    """
+
+    def __init__(self, device: Device, plan: Plan, resources: Mapping[Value, Resource]) -> None:
+        self.device = device
+        self._plan = plan
+        self._resources = dict(resources)
+        self._buffers: list[Buffer] = []
+        self._spots: dict[Any, tuple[Buffer, int, int]] = {}
+        self._recordings: dict[int, Recording] = {}
+        self._closed = False
+        try:
+            with device.lock:
+                self._build()
+        except Exception:
+            self._free()
+            raise
+        device.close_first(self)
+
+    # --- building ---------------------------------------------------------------------------------------------------
+
+    def _build(self) -> None:
+        device, plan = self.device, self._plan
+        steps = self._steps()
+        self._blocks, params_words = self._make_blocks(steps)
+        self._params = self._buffer("params", max(params_words + len(plan.inputs), 4), "host")
+        self._counts_at = params_words
+        self._zero = self._buffer("nothing", 4, "storage")
+        self._place(steps)
+        for block in self._blocks.values():
+            block.prepare(self._params.words)
+        self._upload_constants()
+        self._pipelines = device.pipelines()
+        chunks = {1, max((step.chunk for step in steps), default=0) + 1}
+        for count in sorted(chunks):
+            dispatches = [self._dispatch(step) for step in steps if step.chunk < count]
+            self._recordings[count] = device.recording(segments(dispatches), self._pipelines)
+        for recording in self._recordings.values():  # the driver compiles at the first evaluation; nothing is live
+            recording.run()
+        self._latest = self._recordings[max(self._recordings)]
+
+    def _steps(self) -> list[Step]:
+        """Return the plan's steps with uploads before and copies to outputs between them."""
+        plan, result = self._plan, []
+        near: dict[Any, Resource] = {}
+        if not self.device.info.is_unified:
+            for index, value in enumerate(plan.inputs.values()):
+                source = self._resources[value]
+                near[source.key] = Resource((value, "near"), source.words, "arena")
+                result.append(self._copy(f"upload {value.producer}", source, near[source.key], index))
+        read_later: dict[Any, int] = {}
+        for at, step in enumerate(plan.steps):
+            for resource, _ in step.touched():
+                read_later[resource.key] = at
+        copies: dict[int, list[Step]] = {}
+        direct: dict[Any, Resource] = {}
+        self._output_places: dict[str, Resource] = {}
+        for name, value in plan.outputs.items():
+            source = self._resources[value]
+            target = Resource((name, "output"), source.words, "output")
+            self._output_places[name] = target
+            is_last = read_later[source.key] < plan.output_at[name] and not any(
+                self._reads(step, source) for step in plan.steps)
+            if is_last and value.kind == "tensor" and source.key not in direct:
+                direct[source.key] = target
+            else:
+                copies.setdefault(plan.output_at[name], []).append(self._copy(f"output {name}", source, target, None))
+        for at, step in enumerate([*plan.steps, None]):
+            result += copies.get(at, [])
+            if step is not None:
+                swapped = tuple(direct.get(r.key) or near.get(r.key) or r for r in step.resources)
+                result.append(Step(**{**step.__dict__, "resources": swapped}))
+        return result
+
+    @staticmethod
+    def _reads(step: Step, resource: Resource) -> bool:
+        return any(touched.key == resource.key and declared.reads
+                   for touched, declared in zip(step.resources, step.variant.bindings, strict=True))
+
+    def _copy(self, node: str, source: Resource, target: Resource, count_of_input: int | None) -> Step:
+        params = Resource("params", 0, "params")
+        count = {"count_index": 0xFFFFFFFF, "count": source.words} if count_of_input is None else {
+            "count_index": count_of_input, "count": 0}
+        bases = (Base("src_offset", 1, 1), Base("dst_offset", 2, 1))
+        return Step(node, variant("copy"), (params, source, target), bases, None, count,
+                    min(512, self.device.info.max_workgroup_count[0]))
+
+    def _make_blocks(self, steps: list[Step]) -> tuple[dict[Any, Block | DimsBlock], int]:
+        """Return the params block of each different spec, and the words of all."""
+        blocks: dict[Any, Block | DimsBlock] = {}
+        words = 0
+        for step in steps:
+            key = step.block.sizes if isinstance(step.block, DimsBlock) else step.block
+            if key is None or key in blocks:
+                continue
+            blocks[key] = (DimsBlock(step.block.sizes, words) if isinstance(step.block, DimsBlock)
+                           else Block(step.block, words, self.device.info))  # type: ignore[arg-type]
+            words += padded(blocks[key].num_words)
+        return blocks, words
+
+    def _buffer(self, name: str, num_words: int, kind: str) -> Buffer:
+        self._buffers.append(self.device.buffer(num_words, kind, name))  # type: ignore[arg-type]
+        return self._buffers[-1]
+
+    def _place(self, steps: list[Step]) -> None:
+        """Give every resource its buffer and words; temporaries share by their lifetimes."""
+        limit = self.device.info.max_storage_buffer_range // 4
+        spans: dict[Any, list[Any]] = {}
+        for at, step in enumerate(steps):
+            for resource in step.resources:
+                span = spans.setdefault(resource.key, [resource, at, at])
+                span[2] = at
+        self._needs = [Need(key, resource.words, first, last)
+                       for key, (resource, first, last) in spans.items() if resource.pool == "arena"]
+        spots = place(self._needs, limit)
+        arenas = [self._buffer(f"arena {index}", words, "storage")
+                  for index, words in enumerate(arena_words(spots.values()))]
+        self._spots |= {key: (arenas[spot.arena], spot.start, spot.stop) for key, spot in spots.items()}
+        for pool in (*HOST_POOLS, "constant"):
+            kind = "host" if pool in HOST_POOLS else "storage"
+            always = [Need(key, resource.words, 0, 0) for key, (resource, _, _) in spans.items()
+                      if resource.pool == pool]
+            fixed: dict[Any, Spot] = place(always, limit)
+            buffers = [self._buffer(f"{pool}s {index}", words, kind)
+                       for index, words in enumerate(arena_words(fixed.values()))]
+            self._spots |= {key: (buffers[spot.arena], spot.start, spot.stop) for key, spot in fixed.items()}
+        for key, (buffer, start) in self._plan.cache_places.items():
+            if key in spans:
+                self._spots[key] = (buffer, start, start + spans[key][0].words)
+        self._spots["params"] = (self._params, 0, self._params.num_words)
+        self._spots["nothing"] = (self._zero, 0, 0)
+
+    def _dispatch(self, step: Step) -> Dispatch:
+        bindings, starts = [], []
+        for resource in step.resources:
+            buffer, start, stop = self._spots[resource.key]
+            bindings.append(Binding(buffer, (start, stop)))
+            starts.append(start)
+        push = dict(step.push)
+        for base in step.bases:
+            push[base.push] = starts[base.binding] // base.unit_words
+        if step.block is not None:
+            key = step.block.sizes if isinstance(step.block, DimsBlock) else step.block
+            push["params_base"] = self._blocks[key].base
+        elif "count_index" in push and push["count_index"] != 0xFFFFFFFF:
+            push["count_index"] += self._counts_at
+        return Dispatch(step.variant, tuple(bindings), push, step.groups, step.chunk // CHUNKS_PER_SUBMISSION,
+                        step.code)
+
+    def _upload_constants(self) -> None:
+        for value, array in self._plan.constants.items():
+            buffer, start, _ = self._spots[self._resources[value].key]
+            staging = self.device.buffer(self._resources[value].words, "host", f"upload of {value.producer}")
+            count = write_input(staging.words, array, value.dtype)
+            push = {"count_index": 0xFFFFFFFF, "count": count, "src_offset": 0, "dst_offset": start}
+            bindings = (Binding(staging), Binding(staging), Binding(buffer))
+            recording = self.device.recording([[Dispatch(variant("copy"), bindings, push, 64)]])
+            recording.run()
+            recording.close()
+            staging.destroy()
+
+    # --- running ----------------------------------------------------------------------------------------------------
+
+    def run(self, inputs: Mapping[str, Any], /, **dims_and_positions: Any) -> dict[str, np.ndarray]:
+        """Run the graph for these inputs.
+
+        Parameters
+        ----------
+        inputs : mapping of name -> Array
+            One for each declared input, with its dtype; the sizes of its Dims are taken from its shape.
+        **dims_and_positions : int, or integers ``[batch]``
+            Every declared position, and Dims that no input's shape has.
+
+        Returns
+        -------
+        dict of name -> Array : fresh arrays, one for each declared output
+
+        Raises
+        ------
+        ShapeError, DTypeError, PlanError, OptionError
+            Inputs or positions are missing, unknown, or do not fit.
+        CapacityError
+            A length is above its capacity. Nothing has run, and no cache has changed.
+        """
+        if self._closed:
+            raise ClosedError("a graph was used after close().")
+        self.device.check()
+        arrays, dims = self._bind(inputs, dims_and_positions)
+        scalars = self._scalars(dims_and_positions)
+        with self.device.lock:
+            notes = self._check_appends(dims, scalars)
+            for index, (name, array) in enumerate(arrays.items()):
+                buffer, start, stop = self._spots[self._resources[self._plan.inputs[name]].key]
+                count = write_input(buffer.words[start:stop], array, self._plan.inputs[name].dtype)
+                self._params.words[self._counts_at + index] = count
+            chunks = 1
+            for block in self._blocks.values():
+                chunks = max(chunks, block.write(self._params.words, dims, scalars))
+            self._latest = self._recording(chunks)
+            self._latest.run()
+            for cache, position, tokens, layer in notes:
+                cache.note_append(position, tokens, layer)
+            results = {}
+            for name, value in self._plan.outputs.items():
+                buffer, start, _ = self._spots[self._output_places[name].key]
+                count = output_words(value, dims)
+                results[name] = read_output(buffer.words[start : start + count], value, dims, scalars)
+        return results
+
+    def _recording(self, chunks: int) -> Recording:
+        return self._recordings[1 if chunks == 1 else max(self._recordings)]
+
+    def _bind(self, inputs: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+        plan = self._plan
+        if inputs.keys() != plan.inputs.keys():
+            missing, extra = sorted(plan.inputs.keys() - inputs.keys()), sorted(inputs.keys() - plan.inputs.keys())
+            raise PlanError(f"inputs missing: {missing}; inputs that were not declared: {extra}.")
+        dims: dict[str, int] = {}
+        for name, size in given.items():
+            if name in plan.dims:
+                bind_shape(name, (plan.dims[name],), (int(size),), dims)
+            elif name not in plan.positions:
+                raise PlanError(f"{name!r} is neither a position nor a Dim of this graph; those are "
+                                f"{sorted([*plan.positions, *plan.dims])}.")
+        arrays = {}
+        for name, value in plan.inputs.items():
+            arrays[name] = as_input(name, value, inputs[name])
+            bind_shape(name, value.shape, arrays[name].shape, dims)
+        absent = sorted(plan.dims.keys() - dims.keys())
+        if absent:
+            raise PlanError(f"the sizes {absent} are in no input's shape; give them by name.")
+        return arrays, dims
+
+    def _scalars(self, given: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        result = {}
+        batch = self._batch
+        for name in self._plan.positions:
+            if name not in given:
+                raise PlanError(f"position {name!r} is missing. Hint: run(inputs, {name}=...).")
+            value = np.asarray(given[name])
+            if value.dtype.kind not in "iu" or value.shape not in ((), (batch,)):
+                raise OptionError(f"position {name!r} is {given[name]!r}; it must be an integer, or integers of shape "
+                                  f"({batch},).")
+            if value.size and (int(value.min()) < -(2**29) or int(value.max()) > 2**29):
+                raise OptionError(f"position {name!r} is {given[name]!r}; it must be within +-2^29.")
+            result[name] = np.broadcast_to(value, (batch,)).astype(np.int64)
+        return result
+
+    @property
+    def _batch(self) -> int:
+        return next((block.spec.batch_size for block in self._blocks.values() if isinstance(block, Block)), 1)
+
+    def _check_appends(self, dims: Mapping[str, int], scalars: Mapping[str, np.ndarray]) -> list[tuple[Any, ...]]:
+        """Check every append of this run; return what to note in the caches once it has run."""
+        notes = []
+        for cache_name, position, tokens, layer in self._plan.appends.values():
+            cache = self._plan.caches[cache_name]
+            cache.check()
+            count = dims[tokens.name] if isinstance(tokens, Dim) else tokens
+            if not isinstance(layer, int):
+                layer = cache.check_layer(scalars[layer.name][0])
+            start = cache.check_append(scalars[position], count, layer)
+            notes.append((cache, start, count, layer))
+        return notes
+
+    # --- looking ----------------------------------------------------------------------------------------------------
+
+    def timings(self) -> list[tuple[str, float]]:
+        """Run the last run's recording once more, with timestamps: (kernel variant, nanoseconds) of each dispatch.
+
+        The appends of that run are repeated at the same place, so caches do not change. The recording with timestamps
+        is made at the first call; the timestamps keep dispatches from overlapping.
+        """
+        if self._closed:
+            raise ClosedError("a graph was used after close().")
+        return self._latest.timings()
+
+    def report(self) -> Report:
+        """Return what the graph holds: buffers, scratch and who shares it, dispatches, pipelines."""
+        rows = [Row(buffer.name, buffer.kind, buffer.size_bytes) for buffer in self._buffers]
+        shared = {}
+        for need in self._needs:
+            buffer, start, stop = self._spots[need.key]
+            shared[_label(need.key)] = (buffer.name, 4 * start, 4 * (stop - start), need.first, need.last)
+        full = self._recordings[max(self._recordings)]
+        return Report(rows, shared, {name: cache.nbytes for name, cache in self._plan.caches.items()},
+                      full.num_dispatches, self._pipelines.count, full.num_segments, full.num_submissions)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated for this graph, its caches not counted."""
+        return sum(buffer.allocated_bytes for buffer in self._buffers)
+
+    def close(self) -> None:
+        """Free the graph, and caches that were made for it alone."""
+        if not self._closed:
+            self._closed = True
+            with self.device.lock:
+                self._free()
+
+    def _free(self) -> None:
+        for recording in self._recordings.values():
+            recording.close()
+        self._recordings = {}
+        if hasattr(self, "_pipelines"):
+            self._pipelines.close()
+        for buffer in self._buffers:
+            buffer.destroy()
+        for cache in self._plan.own_caches:
+            cache.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_closed"):
+            self.close()
+
+
+def _label(key: Any) -> str:
+    if isinstance(key, Value):
+        return key.producer
+    return " ".join(part.producer if isinstance(part, Value) else str(part) for part in key) if isinstance(
+        key, tuple) else str(key)

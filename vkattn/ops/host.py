@@ -1,0 +1,89 @@
+"""Between NumPy arrays and the words of a graph's inputs and outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ..errors import CapacityError, DTypeError, PlanError, ShapeError
+from ..graph.values import Dim, Shape, Value, lives, words_of
+from ..kernels.three_pass import BLOCK_ROWS
+from ..layout import pack_into, unpack
+from ..mask import visible
+from .inputs import write_mask
+
+
+def bind_shape(name: str, shape: Shape, given: tuple[int, ...], dims: dict[str, int]) -> None:
+    """Match an input's shape with the declared one and note what each Dim is; ShapeError, PlanError, CapacityError."""
+    if len(given) != len(shape):
+        raise ShapeError(f"input {name!r} has shape {given}; it was declared as ({', '.join(map(str, shape))}).")
+    for size, actual in zip(shape, given, strict=True):
+        if isinstance(size, Dim):
+            if dims.setdefault(size.name, actual) != actual:
+                raise PlanError(f"input {name!r} has shape {given}, which makes {size.name} {actual}; "
+                                f"it is {dims[size.name]} elsewhere in this run.")
+            if actual > size.max:
+                raise CapacityError(f"input {name!r} has {size.name} {actual}; the graph was built for at most "
+                                    f"{size.max}. Lengths may shrink between runs; capacities are fixed. "
+                                    "Hint: build a second graph.")
+            if actual < 1:
+                raise ShapeError(f"input {name!r} has shape {given}; every size must be at least 1.")
+        elif size != actual:
+            raise ShapeError(f"input {name!r} has shape {given}; it was declared as ({', '.join(map(str, shape))}).")
+
+
+def as_input(name: str, value: Value, given: Any) -> np.ndarray:
+    """Return an input as an array of the declared dtype, or raise DTypeError; nothing is converted."""
+    array = np.asarray(given)
+    if array.dtype.name != value.dtype:
+        raise DTypeError(f"input {name!r} is {array.dtype.name}; it was declared as {value.dtype}.")
+    return array
+
+
+def write_input(words: np.ndarray, array: np.ndarray, dtype: str) -> int:
+    """Write ``array`` at the start of ``words``; return how many words that took."""
+    count = words_of(array.shape, dtype)
+    if dtype == "bool":
+        write_mask(words[:count], array.reshape((1,) * (4 - array.ndim) + array.shape) if array.ndim < 4 else array)
+    else:
+        pack_into(words[:count], array, dtype)
+    return count
+
+
+def read_output(words: np.ndarray, value: Value, dims: Mapping[str, int], scalars: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return a fresh array of an output's live words."""
+    if value.kind != "tensor":
+        return _read_scores(words, value, dims, scalars)
+    shape = lives(value.shape, dims)
+    return unpack(words[: words_of(shape, value.dtype)], shape, value.dtype)
+
+
+def _read_scores(words: np.ndarray, value: Value, dims: Mapping[str, int],
+                 scalars: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return scores or weights ``[batch, num_heads, q_len, kv_len]`` from the tiles that the passes use.
+
+    Rows of the query heads of one KV head are interleaved; what no row sees by position was never written.
+    """
+    spec = value.about
+    batch, heads, q_len, _ = lives(value.shape, dims)
+    kv_len, q_offset, _ = spec.lengths(dims, scalars)
+    longest = int(kv_len.max())
+    group, stride = heads // spec.num_kv_heads, -(-longest // 64) * 64
+    rows = -(-q_len * group // BLOCK_ROWS) * BLOCK_ROWS
+    tiles = words[: batch * spec.num_kv_heads * rows * stride].view(np.float32)
+    tiles = tiles.reshape(batch, spec.num_kv_heads, rows, stride)[:, :, : q_len * group, :longest]
+    matrix = tiles.reshape(batch, spec.num_kv_heads, q_len, group, longest).swapaxes(2, 3)
+    seen = visible(q_len, longest, q_offset=q_offset, kv_len=kv_len, window=spec.window)[:, None]
+    empty = -np.inf if value.kind == "scores" else 0.0
+    return np.where(seen, matrix.reshape(batch, heads, q_len, longest), np.float32(empty))
+
+
+def output_words(value: Value, dims: Mapping[str, int]) -> int:
+    """Return the live words of an output in a run."""
+    if value.kind == "tensor":
+        return words_of(lives(value.shape, dims), value.dtype)
+    return value.about.score_words  # type: ignore[no-any-return]
+
+

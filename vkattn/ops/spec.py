@@ -1,0 +1,229 @@
+"""What one attention node of a graph is, apart from the tensors it reads: the source of its params block.
+
+Nodes that are alike (the layers of a model) have equal specs and share one block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..cache.append import cache_fields, new_row_fields
+from ..caps.model import DeviceInfo
+from ..errors import OptionError, PlanError
+from ..graph.values import Position, Shape, Size, capacity, live, lives
+from ..kernels import params
+from ..kernels.three_pass import Chunking, chunking
+from ..layout import row_vecs, vec_strides
+from ..mask import Window
+from ..problem import Problem
+
+Dims = Mapping[str, int]
+Scalars = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """Sizes, dtypes and options of an attention node, or of one of the three passes.
+
+    ``cache`` is a KVCache or None; then ``position`` and ``new_len`` are those of the append before it, and
+    ``run_layer`` chooses the layer if that is left to the run. ``score_words`` is what the score buffer holds.
+    """
+
+    batch_size: int
+    num_heads: int
+    num_kv_heads: int
+    q_len: Size
+    kv_len: Size
+    head_dim: int
+    value_dim: int
+    query_dtype: str
+    key_dtype: str
+    layout: str
+    cache: Any = None
+    position: Position | None = None
+    new_len: Size = 0
+    new_dtype: str = "float32"
+    new_layout: str = "bshd"
+    run_layer: Position | None = None
+    mask_shape: Shape | None = None
+    mask_dtype: str | None = None
+    causal: str | None = None
+    q_offset: Position | int | None = None
+    live_kv_len: Position | int | None = None
+    scale: float = 1.0
+    softcap: float | None = None
+    window: Window = (None, None)
+    alibi_slopes: tuple[float, ...] | None = None
+    sinks: tuple[float, ...] | None = None
+    return_lse: bool = False
+    score_words: int = 0
+
+    @property
+    def problem(self) -> Problem:
+        """The problem at capacity."""
+        return Problem(self.batch_size, self.num_heads, self.num_kv_heads, capacity(self.q_len), capacity(self.kv_len),
+                       self.head_dim, self.value_dim, self.query_dtype, self.key_dtype, self.key_dtype, self.layout,
+                       {None: None, "bool": "bool"}.get(self.mask_dtype, "float32"))
+
+    @property
+    def flags(self) -> int:
+        """The params word ``flags``."""
+        bits = 0 if self.mask_dtype is None else (
+            params.FLAG_MASK_BITS if self.mask_dtype == "bool" else params.FLAG_MASK_FLOAT)
+        bits |= params.FLAG_ALIBI if self.alibi_slopes is not None else 0
+        bits |= params.FLAG_SINKS if self.sinks is not None else 0
+        return bits | (params.FLAG_LSE if self.return_lse else 0)
+
+    def header(self, dims: Dims) -> dict[str, int | float]:
+        """Return the header words that depend on ``dims`` alone."""
+        q_len = live(self.q_len, dims)
+        values: dict[str, int | float] = {
+            "batch_size": self.batch_size,
+            "num_kv_heads": self.num_kv_heads,
+            "group_size": self.num_heads // self.num_kv_heads,
+            "q_len": q_len,
+            "head_vecs": -(-self.head_dim // 4),
+            "value_vecs": -(-self.value_dim // 4),
+            "out_vecs": row_vecs(self.value_dim, self.query_dtype) if self.value_dim else 0,
+            "flags": self.flags,
+            "scale": self.scale,
+            "softcap": self.softcap or 0.0,
+            "window_left": params.WINDOW_OFF if self.window[0] is None else self.window[0],
+            "window_right": params.WINDOW_OFF if self.window[1] is None else self.window[1],
+            "key_offset": 0,
+            "value_offset": 0,
+        }
+        values |= self._strides("q", self.num_heads, q_len, self.head_dim, self.query_dtype)
+        values |= self._strides("out", self.num_heads, q_len, self.value_dim, self.query_dtype)
+        if self.cache is None:
+            keys = live(self.kv_len, dims)
+            values |= self._strides("k", self.num_kv_heads, keys, self.head_dim, self.key_dtype)
+            values |= self._strides("v", self.num_kv_heads, keys, self.value_dim, self.key_dtype)
+        else:
+            values |= cache_fields(self.cache)
+            rows = (self.cache.head_dim, self.cache.value_dim)
+            values |= new_row_fields(self.num_kv_heads, live(self.new_len, dims), rows, self.new_dtype,
+                                     self.new_layout)
+        return values | self._mask_strides(dims)
+
+    def _strides(self, name: str, heads: int, tokens: int, dim: int, dtype: str) -> dict[str, int]:
+        strides = vec_strides(heads, tokens, dim, dtype, self.layout) if dim else (0, 0, 0)
+        return {f"{name}_stride_{axis}": s for axis, s in zip(("batch", "head", "row"), strides, strict=True)}
+
+    def _mask_strides(self, dims: Dims) -> dict[str, int]:
+        if self.mask_shape is None:
+            return {}
+        sizes = lives(self.mask_shape, dims)
+        sizes = (1,) * (4 - len(sizes)) + sizes
+        row = -(-sizes[3] // 32) * 32 if self.mask_dtype == "bool" else -(-sizes[3] // 4) * 4
+        strides = (sizes[1] * sizes[2] * row, sizes[2] * row, row, 1)
+        return {f"mask_stride_{axis}": 0 if size == 1 else stride
+                for axis, size, stride in zip(("batch", "head", "row", "col"), sizes, strides, strict=True)}
+
+    def lengths(self, dims: Dims, scalars: Scalars) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return (kv_len, q_offset, input_pos) of this run, int64 ``[batch_size]`` each."""
+        start = np.zeros(self.batch_size, np.int64) if self.position is None else scalars[self.position.name]
+        q_len = live(self.q_len, dims)
+        if self.cache is not None:
+            kv_len = start + live(self.new_len, dims)
+        elif self.live_kv_len is None:
+            kv_len = np.full(self.batch_size, live(self.kv_len, dims), np.int64)
+        else:
+            kv_len = self._scalar(self.live_kv_len, scalars)
+            if kv_len.min() < 0 or kv_len.max() > live(self.kv_len, dims):
+                raise OptionError(f"kv_len is {kv_len.tolist()}; it must be within 0 .. {live(self.kv_len, dims)}, "
+                                  "the tokens of the key.")
+        if self.q_offset is not None:
+            q_offset = self._scalar(self.q_offset, scalars)
+        elif self.causal == "bottom_right":
+            q_offset = kv_len - q_len
+        else:
+            q_offset = np.zeros(self.batch_size, np.int64)
+        return kv_len, q_offset, start
+
+    def _scalar(self, value: Position | int, scalars: Scalars) -> np.ndarray:
+        if isinstance(value, Position):
+            return scalars[value.name]
+        return np.full(self.batch_size, value, np.int64)
+
+    def cut(self, q_len: int, max_kv_len: int, info: DeviceInfo) -> Chunking:
+        """Return how the rows of a run are cut into chunks."""
+        return chunking(self.problem, q_len, max_kv_len, self.score_words, info)
+
+
+class Block:
+    """A params block in a graph: where it lies, and how it is filled for a run."""
+
+    def __init__(self, spec: AttentionSpec, base: int, info: DeviceInfo) -> None:
+        self.spec = spec
+        self.base = base
+        self.num_words = params.block_words(spec.batch_size, spec.num_heads)
+        self._info = info
+        self._headers: dict[tuple[int, ...], np.ndarray] = {}
+        self._dims = sorted({size.name for size in (spec.q_len, spec.kv_len, spec.new_len, *(spec.mask_shape or ()))
+                             if not isinstance(size, int)})
+
+    def prepare(self, words: np.ndarray) -> None:
+        """Write what never changes into the params buffer ``words``."""
+        spec = self.spec
+        slopes, sinks = (None if values is None else np.array(values, np.float32)
+                         for values in (spec.alibi_slopes, spec.sinks))
+        params.write_heads(words[self.base : self.base + self.num_words], spec.batch_size, spec.num_heads, slopes, sinks)
+
+    def write(self, words: np.ndarray, dims: Dims, scalars: Scalars) -> int:
+        """Write this run's header and lengths; return the chunks of rows that have work."""
+        spec, block = self.spec, words[self.base : self.base + self.num_words]
+        kv_len, q_offset, input_pos = spec.lengths(dims, scalars)
+        block[: params.HEADER_WORDS] = self._header(dims)
+        max_kv_len = int(kv_len.max())
+        block[params.INDEX["max_kv_len"]] = max_kv_len
+        chunks = 1
+        if spec.score_words:
+            cut = spec.cut(live(spec.q_len, dims), max_kv_len, self._info)
+            block[params.INDEX["score_stride"]] = cut.score_stride
+            block[params.INDEX["tiles_per_chunk"]] = cut.tiles_per_chunk
+            chunks = cut.num_chunks
+        if spec.run_layer is not None:
+            layer = int(scalars[spec.run_layer.name][0])
+            for name, offset in spec.cache.storage.offsets(layer).items():
+                block[params.INDEX[name]] = offset
+        params.write_lengths(block, spec.batch_size, kv_len, q_offset, input_pos)
+        return chunks
+
+    def _header(self, dims: Dims) -> np.ndarray:
+        key = tuple(dims[name] for name in self._dims)
+        header = self._headers.get(key)
+        if header is None:
+            if len(self._headers) >= 64:
+                self._headers.clear()
+            header = self._headers[key] = np.zeros(params.HEADER_WORDS, np.uint32)
+            params.write_header(header, self.spec.header(dims))
+        return header
+
+
+class DimsBlock:
+    """The params block of a user's kernel: the live sizes it asked for, a word each."""
+
+    def __init__(self, sizes: tuple[Size, ...], base: int) -> None:
+        self.sizes = sizes
+        self.base = base
+        self.num_words = max(len(sizes), 1)
+
+    def prepare(self, words: np.ndarray) -> None:
+        """Nothing is fixed."""
+
+    def write(self, words: np.ndarray, dims: Dims, scalars: Scalars) -> int:
+        """Write the live sizes."""
+        for index, size in enumerate(self.sizes):
+            words[self.base + index] = live(size, dims)
+        return 1
+
+
+def check_value(value: Any, owner: Any, argument: str, node: str) -> None:
+    """Raise PlanError unless ``value`` belongs to the builder ``owner``."""
+    if getattr(value, "owner", None) is not owner:
+        raise PlanError(f"{node}: `{argument}` is {value!r}; it must be a value of this GraphBuilder.")
