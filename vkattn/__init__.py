@@ -15,6 +15,7 @@ __version__ = "0.1.0.dev0"
 _HOME = {
     "attention": ".ops.attention",
     "scaled_dot_product_attention": ".ops.attention",
+    "sdpa_with_kv_cache": ".ops.cached",
     "devices": ".caps.probe",
     "Device": ".runtime.device",
     "default_device": ".runtime.device",
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from .graph.values import Dim
     from .ops.attention import attention, scaled_dot_product_attention
     from .ops.builder import GraphBuilder
+    from .ops.cached import sdpa_with_kv_cache
     from .ops.graph import Graph
     from .runtime.device import Device, default_device
 

@@ -115,7 +115,8 @@ def check_words(device: Device, results: dict[str, Result]) -> None:
     for count, offset, groups in ((1, 0, 1), (2049, 3, 2), (700, 2300, 7)):
         steps = [
             Dispatch(variant("fill"), (Binding(near),), {"offset": 0, "count": 3000, "value": 7}, groups),
-            Dispatch(variant("fill"), (Binding(near),), {"offset": offset, "count": count, "value": 0xABCDEF01}, groups),
+            Dispatch(variant("fill"), (Binding(near),), {"offset": offset, "count": count, "value": 0xABCDEF01},
+                     groups),
             Dispatch(variant("copy"), (Binding(far), Binding(near), Binding(far)),
                      {"count_index": 0xFFFFFFFF, "count": 2999, "src_offset": 1, "dst_offset": 0}, groups),
         ]

@@ -6,7 +6,6 @@ arrays of that type come from ml_dtypes, which is imported by whoever made such 
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import numpy as np
@@ -34,8 +33,7 @@ def dtype_name(array: Any, argument: str, supported: tuple[str, ...] = FLOAT_DTY
 def numpy_dtype(name: str) -> np.dtype:
     """Return the NumPy dtype called ``name``; "bfloat16" needs ml_dtypes to be importable."""
     if name == "bfloat16":
-        module = sys.modules.get("ml_dtypes")
-        if module is None:
-            import ml_dtypes as module  # type: ignore[no-redef]
-        return np.dtype(module.bfloat16)
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
     return np.dtype(name)

@@ -91,7 +91,8 @@ def check_mask(mask: Any, full: tuple[int, int, int, int], query_dtype: str, arg
         given = given.astype(np.float32, copy=False)
         if given.size and not given.max() < np.inf:
             raise OptionError(f"`{argument}` holds NaN or plus infinity; a mask closes a key with -inf.")
-    if given.ndim > 4 or any(size not in (1, limit) for size, limit in zip(given.shape[::-1], full[::-1], strict=False)):
+    sizes = zip(given.shape[::-1], full[::-1], strict=False)
+    if given.ndim > 4 or any(size not in (1, limit) for size, limit in sizes):
         raise ShapeError(f"`{argument}` has shape {given.shape}; it must broadcast to {full}, "
                          "(batch_size, num_heads, q_len, kv_len).")
     return given.reshape((1,) * (4 - given.ndim) + given.shape)

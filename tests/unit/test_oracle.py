@@ -378,7 +378,7 @@ def test_wrong_arguments_are_refused(arguments, options, error, words):
         oracle.attention(*arguments, **options)
 
 
-@pytest.mark.parametrize("module", ["attention", "softmax", "sdpa", "cache"])
+@pytest.mark.parametrize("module", ["attention", "softmax", "sdpa", "cache", "tolerance"])
 def test_examples_in_docstrings(module):
     failed, run = doctest.testmod(importlib.import_module(f"vkattn.oracle.{module}"))
     assert run > 0

@@ -116,7 +116,7 @@ def test_half_masks_become_float32() -> None:
 
 @pytest.mark.parametrize("change", [{"dropout_p": 0.1}, {"attn_mask": np.ones((5, 7), bool), "is_causal": True}])
 def test_torch_named_refusals(change: dict[str, Any]) -> None:
-    with pytest.raises(OptionError, match="dropout_p|is_causal"):
+    with pytest.raises(OptionError, match=r"dropout_p|is_causal"):
         vkattn.scaled_dot_product_attention(Q, Q, Q, **change)
 
 

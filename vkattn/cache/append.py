@@ -20,7 +20,7 @@ GROUPS = 64
 
 def new_row_fields(heads: int, tokens: int, dims: tuple[int, int], dtype: str, layout: str) -> dict[str, int]:
     """Return the params words that describe new rows ``[batch, tokens, heads, dim]`` as `pack_into` writes them."""
-    fields = {}
+    fields: dict[str, int] = {}
     for name, dim in zip("kv", dims, strict=True):
         strides = vec_strides(heads, tokens, dim, dtype, layout)
         fields |= {f"new_{name}_stride_{axis}": stride

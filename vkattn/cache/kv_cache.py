@@ -260,7 +260,7 @@ class CacheLayer:
     @property
     def lengths(self) -> np.ndarray:
         """Live tokens, int64 ``[batch]``; a copy."""
-        return self.cache.lengths[self.index]
+        return np.array(self.cache.lengths[self.index])
 
     def update(self, key: Any, value: Any, input_pos: Any) -> None:
         """`KVCache.update` of this layer."""

@@ -1,7 +1,7 @@
 """The words of a params block: what the host writes for each run and every attention kernel reads.
 
-A block is a header of `HEADER_WORDS` words, one per name below, followed by five arrays: kv_len (batch_size words),
-q_offset (batch_size), input_pos (batch_size), alibi_slope (num_heads) and sink (num_heads). ``shaders/include/params.glsl`` is generated
+A block is a header of `HEADER_WORDS` words, one per name below, followed by five arrays: kv_len, q_offset, input_pos
+(batch_size words each), alibi_slope and sink (num_heads words each). ``shaders/include/params.glsl`` is generated
 from `FIELDS` by ``scripts/gen_params.py``; nothing else knows an offset. Strides of queries, keys, values and outputs
 are in vecs (groups of four elements), those of the mask in elements.
 """

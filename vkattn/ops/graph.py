@@ -1,4 +1,4 @@
-"""`Graph`: a built graph. Buffers, pipelines and recordings are made once; a run writes, submits and reads live words."""
+"""`Graph`: a built graph. Buffers, pipelines and recordings are made once; a run writes and reads live words only."""
 
 from __future__ import annotations
 
@@ -117,12 +117,11 @@ class Graph:
                 direct[source.key] = target
             else:
                 copies.setdefault(plan.output_at[name], []).append(self._copy(f"output {name}", source, target, None))
-        for at, step in enumerate([*plan.steps, None]):
+        for at, step in enumerate(plan.steps):
             result += copies.get(at, [])
-            if step is not None:
-                swapped = tuple(direct.get(r.key) or near.get(r.key) or r for r in step.resources)
-                result.append(Step(**{**step.__dict__, "resources": swapped}))
-        return result
+            swapped = tuple(direct.get(r.key) or near.get(r.key) or r for r in step.resources)
+            result.append(Step(**{**step.__dict__, "resources": swapped}))
+        return result + copies.get(len(plan.steps), [])
 
     @staticmethod
     def _reads(step: Step, resource: Resource) -> bool:
@@ -262,7 +261,10 @@ class Graph:
     def _recording(self, chunks: int) -> Recording:
         return self._recordings[1 if chunks == 1 else max(self._recordings)]
 
-    def _bind(self, inputs: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+    def _bind(
+        self, inputs: Mapping[str, Any], given: Mapping[str, Any]
+    ) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+        """Return the inputs as arrays and the live Dims, or raise where they do not fit the declarations."""
         plan = self._plan
         if inputs.keys() != plan.inputs.keys():
             missing, extra = sorted(plan.inputs.keys() - inputs.keys()), sorted(inputs.keys() - plan.inputs.keys())

@@ -52,7 +52,9 @@ def write_input(words: np.ndarray, array: np.ndarray, dtype: str) -> int:
     return count
 
 
-def read_output(words: np.ndarray, value: Value, dims: Mapping[str, int], scalars: Mapping[str, np.ndarray]) -> np.ndarray:
+def read_output(
+    words: np.ndarray, value: Value, dims: Mapping[str, int], scalars: Mapping[str, np.ndarray]
+) -> np.ndarray:
     """Return a fresh array of an output's live words."""
     if value.kind != "tensor":
         return _read_scores(words, value, dims, scalars)

@@ -58,7 +58,7 @@ class PlanKey:
     @property
     def nbytes(self) -> int:
         """Bytes of the buffers of such a plan, where inputs are not copied."""
-        return 4 * sum(getattr(self, name) for name in (*INPUTS, "out", "lse", "params", "scores"))
+        return 4 * (self.query + self.key + self.value + self.mask + self.out + self.lse + self.params + self.scores)
 
     def fits(self, limit_bytes: int) -> PlanKey:
         """Return the key with every capacity cut to the device's largest buffer, if that is below the bucket."""

@@ -172,7 +172,8 @@ class Block:
         spec = self.spec
         slopes, sinks = (None if values is None else np.array(values, np.float32)
                          for values in (spec.alibi_slopes, spec.sinks))
-        params.write_heads(words[self.base : self.base + self.num_words], spec.batch_size, spec.num_heads, slopes, sinks)
+        block = words[self.base : self.base + self.num_words]
+        params.write_heads(block, spec.batch_size, spec.num_heads, slopes, sinks)
 
     def write(self, words: np.ndarray, dims: Dims, scalars: Scalars) -> int:
         """Write this run's header and lengths; return the chunks of rows that have work."""

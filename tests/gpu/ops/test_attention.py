@@ -9,8 +9,8 @@ import pytest
 
 import vkattn
 from tests.tolerance import assert_matches_oracle
-from vkattn.ops.plan import MIN_WORDS, bucket, live_words
 from vkattn.lru import MAX_PLANS
+from vkattn.ops.plan import MIN_WORDS, bucket, live_words
 from vkattn.runtime.device import Device
 from vkattn.validate import attention_call
 
@@ -94,8 +94,8 @@ def test_half_dot_products_beyond_the_range_of_half(device: Device, rng: np.rand
 
 
 def test_half_results_are_rounded_to_nearest_even_and_overflow_to_infinity(device: Device) -> None:
-    exact = np.array([1 + 2**-11, 1 + 3 * 2**-11, 65519, 65520, 6e-8, 3e-8, 2.98e-8, -1e-5, 0, -0.0, 1e9, 2**-14 - 2**-26],
-                     np.float32)
+    exact = np.array([1 + 2**-11, 1 + 3 * 2**-11, 65519, 65520, 6e-8, 3e-8, 2.98e-8, -1e-5, 0, -0.0, 1e9,
+                      2**-14 - 2**-26], np.float32)
     query, key = np.ones((1, 1, 1, 4), np.float16), np.ones((1, 1, 1, 4), np.float16)
     parts = exact.astype(np.float64)
     with np.errstate(over="ignore"):

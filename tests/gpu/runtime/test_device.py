@@ -148,9 +148,8 @@ def test_use_after_close(device: Device) -> None:
                 lambda: vkattn.scaled_dot_product_attention(X, X, X, device=opened)):
         with pytest.raises(ClosedError, match="close"):
             use()
-    with pytest.raises(ClosedError):
-        with opened:
-            pass
+    with pytest.raises(ClosedError), opened:
+        pass
     recording.close()
     buffer.destroy()
     assert "closed" in repr(opened)
@@ -202,7 +201,8 @@ def test_a_forked_child_is_refused_and_the_parent_goes_on(device: Device) -> Non
 
 def test_a_forked_child_that_exits_normally_does_not_hang(device: Device) -> None:
     """Ours and kp's destructors do nothing there. NVIDIA's own exit handlers crash in such a child, with or without us:
-    a child that ends as multiprocessing ends it (os._exit) is all that can be asked for on a real GPU."""
+    a child that ends as multiprocessing ends it (os._exit) is all that can be asked for on a real GPU.
+    """
     leave = "" if device.info.device_type == "cpu" else "    if not pid: os._exit(0)\n"
     code = ("import os, numpy as np, vkattn\n"
             "x = np.ones((1, 1, 2, 4), np.float32)\n"
@@ -264,7 +264,7 @@ def test_a_buffer_beyond_the_heap_is_refused(device: Device) -> None:
         heap = dataclasses.replace(opened.info.heaps[0], size_bytes=1 << 20, device_local=True)
         opened.info = dataclasses.replace(opened.info, heaps=(heap,))
         opened.buffer(1 << 17, "storage", "half")
-        with pytest.raises(CapacityError, match="524288 are in use.*holds 1048576"):
+        with pytest.raises(CapacityError, match=r"524288 are in use.*holds 1048576"):
             opened.buffer((1 << 17) + 1, "storage", "more")
 
 
@@ -272,7 +272,7 @@ def test_a_problem_beyond_the_device_is_refused_before_anything_is_made(device: 
     with Device(device.info.index) as opened:
         opened.info = dataclasses.replace(opened.info, max_storage_buffer_range=1 << 20)
         x = np.zeros((1, 1, 4200, 64), np.float32)
-        with pytest.raises(CapacityError, match="`query` needs 1075200 bytes.*1048576.*Hint: split"):
+        with pytest.raises(CapacityError, match=r"`query` needs 1075200 bytes.*1048576.*Hint: split"):
             vkattn.attention(x, x[:, :, :10], x[:, :, :10], device=opened)
         assert opened.allocation_count == 0
 
