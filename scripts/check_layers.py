@@ -21,7 +21,7 @@ PACKAGE = "vkattn"
 #: Lowest first; style.md's L0 to L6, where its single modules import each other cut finer, and the commands on top.
 #: The names stand below `vkattn.`; a package stands for all its modules that are not named themselves.
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"errors"}),  # L0
+    frozenset({"errors", "lru"}),  # L0
     frozenset({"dtypes"}),
     frozenset({"layout"}),
     frozenset({"mask", "caps", "caps.model"}),  # L1
