@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from . import oracle
+from .cache.kv_cache import KVCache
 from .dispatch import PRIORITY
-from .dtypes import FLOAT_DTYPES, numpy_dtype
+from .dtypes import AXIS, FLOAT_DTYPES, numpy_dtype
 from .errors import DeviceError, VkattnError
 from .graph.hazards import segments
 from .graph.node import Binding, Dispatch
@@ -134,10 +135,32 @@ def check_words(device: Device, results: dict[str, Result]) -> None:
     far.destroy()
 
 
+def check_caches(device: Device, results: dict[str, Result]) -> None:
+    """Check kv_append and kv_read: two appends with gaps between batch entries, read back bit for bit."""
+    rng = np.random.default_rng(7)
+    for rows_dtype, cache_dtype in dtype_mixtures():
+        kind = numpy_dtype(cache_dtype)
+        cache = KVCache(2, 3, capacity=40, head_dim=20, value_dim=9, num_layers=2, dtype=cache_dtype, device=device)
+        expected = [np.zeros((2, 33, 3, dim), kind) for dim in (20, 9)]
+        for start, tokens in ((np.array([0, 0]), 30), (np.array([30, 11]), 3)):
+            rows = [rng.standard_normal((2, tokens, 3, dim)).astype(numpy_dtype(rows_dtype)) for dim in (20, 9)]
+            cache.update(*rows, start, layer=1)
+            for batch in range(2):
+                for target, given in zip(expected, rows, strict=True):
+                    target[batch, start[batch] : start[batch] + tokens] = given[batch].astype(kind)
+                    target[batch, start[batch] + tokens :] = 0
+        same = all(np.array_equal(got.astype(np.float32), want.astype(np.float32))
+                   for got, want in zip(cache.read(1), expected, strict=True))
+        cache.close()
+        for name in (f"kv_append_{AXIS[rows_dtype]}_{AXIS[cache_dtype]}", "kv_read"):
+            results[name].add(f"{rows_dtype} rows, {cache_dtype} cache", 0.0 if same else np.inf)
+
+
 def check_device(device: Device) -> dict[str, Result]:
     """Check every variant of the manifest on ``device``; the key is the variant's name."""
     results = {name: Result() for name in load_manifest()}
     check_words(device, results)
+    check_caches(device, results)
     check_attention(device, results)
     for name, result in results.items():
         reasons = device_reasons(load_manifest()[name], device.info)

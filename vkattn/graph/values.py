@@ -100,7 +100,8 @@ class CacheValue:
     """A KV cache in a graph, at one point of its history.
 
     ``layer`` is a number or a `Position` once rows were appended; ``new_len`` and ``position`` are those of the append
-    that made this view, or None. ``version`` counts the appends to the layer before it. ``group`` is the pair of buffers that the graph is for, where a run chooses the layer and the cache has several.
+    that made this view, or None. ``version`` counts the appends to the layer before it. ``group`` is the pair of
+    buffers that the graph is for, where a run chooses the layer and the cache has several.
     """
 
     owner: Any = field(repr=False)
