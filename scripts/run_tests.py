@@ -95,7 +95,8 @@ def run_static() -> bool:
 
 def run_part(part: Part, pytest_arguments: list[str]) -> int:
     """Run one pytest process; return its exit status, or minus the signal that ended it."""
-    command = [sys.executable, "-m", "pytest", "-p", "pytest_parts", "-m", part.markers, *pytest_arguments]
+    options = ["-p", "pytest_parts", "-m", part.markers, "--durations=5"]
+    command = [sys.executable, "-m", "pytest", *options, *pytest_arguments]
     status = subprocess.run(command, cwd=ROOT, env=part.environment(), check=False).returncode
     if status < 0:
         record(part.name, f"FAILED: the process was ended by {signal.Signals(-status).name}")

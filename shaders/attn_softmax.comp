@@ -28,6 +28,8 @@ layout(set = 0, binding = 2) coherent writeonly buffer Lse { float lse[]; };
 const uint LANES = 32u;  // invocations to a row
 const uint ROWS = 4u;    // rows of a workgroup
 const uint MINUS_INFINITY = 0xFF800000u;
+const uint NOT_A_NUMBER = 0x7FC00000u;
+const float HIGHEST_SUM = 1.0e30;  // far beyond any number of keys: e^NaN may be infinity, and so may ln NaN
 const float LOWEST = -3.4028235e38;  // row_max starts finite: a score of minus infinity less it is never NaN
 
 shared vec2 part[LANES * ROWS];  // (row_max, row_sum) of each invocation
@@ -104,8 +106,8 @@ void main() {
         if (live && lane == 0u && (flags() & FLAG_LSE) != 0u) {
             uint lse_row = (q_len() + 3u) & ~3u;
             uint index = push.lse_base + (tile.b * num_kv_heads() * group_size() + h) * lse_row + token;
-            float rest = whole.y > 0.0 ? whole.x + log(whole.y) : whole.y;  // not log(NaN), which may be infinity
-            lse[index] = empty ? uintBitsToFloat(MINUS_INFINITY) : rest;
+            float finite_lse = whole.y < HIGHEST_SUM ? whole.x + log(whole.y) : uintBitsToFloat(NOT_A_NUMBER);
+            lse[index] = empty ? uintBitsToFloat(MINUS_INFINITY) : finite_lse;
             for (uint pad = token + 1u; token + 1u == q_len() && pad < lse_row; ++pad) lse[index + pad - token] = 0.0;
         }
     }

@@ -26,7 +26,7 @@ _COMMON: dict[str, Any] = {
     "print_blob": True,
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
 }
-settings.register_profile("ci", derandomize=True, max_examples=40, database=None, **_COMMON)
+settings.register_profile("ci", derandomize=True, max_examples=30, database=None, **_COMMON)
 settings.register_profile("long", max_examples=3000, **_COMMON)
 settings.load_profile("long" if os.environ.get(LONG) == "1" else "ci")
 

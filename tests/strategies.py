@@ -14,8 +14,8 @@ import ml_dtypes  # noqa: F401 - makes NumPy know bfloat16
 import numpy as np
 from hypothesis import strategies as st
 
+from tests.poison import VIEWS, poisoned_arrays
 from vkattn.dtypes import FLOAT_DTYPES, numpy_dtype
-from vkattn.oracle.problem import Problem
 
 #: Lengths around the tiles of 32 and 64 rows that kernels work in, and the smallest ones.
 EDGES = (1, 2, 3, 4, 5, 7, 15, 16, 17, 31, 32, 33, 63, 64, 65, 95, 96, 97, 127, 128, 129)
@@ -25,20 +25,16 @@ GROUPS = (1, 2, 3, 4, 5, 7, 8)
 MAX_WORK = 2**22
 #: Below this, random signs could cancel in a whole row, whose relative error would then mean nothing.
 MIN_DIM_OF_FREE_SIGNS = 8
-#: What an additive mask holds beyond the longest live length.
-MASK_TAIL = np.nan
 
 
 @dataclass
 class Case:
-    """One call: arrays (query, key, value) three times, the options, and the choices that they came from.
+    """One call: arrays (query, key, value) twice, the options, and the choices that they came from.
 
-    ``poisoned`` holds poison wherever no row attends, in odd memory layouts; ``tail`` holds it in keys and values at or
-    beyond the live length only; ``clean`` holds none. ``tail`` and ``clean`` are contiguous.
+    ``poisoned`` holds poison in everything without effect, in odd memory layouts; ``clean`` holds none, contiguous.
     """
 
     poisoned: tuple[np.ndarray, ...]
-    tail: tuple[np.ndarray, ...]
     clean: tuple[np.ndarray, ...]
     options: dict[str, Any]
     choices: dict[str, Any]
@@ -55,6 +51,11 @@ class Case:
         printer.text(repr(self))
 
 
+def one_in(draw: st.DrawFn, times: int) -> bool:
+    """Draw True once in so many times; False is the simpler one."""
+    return draw(st.integers(1, times)) == times
+
+
 lengths = st.one_of(st.sampled_from(EDGES), st.integers(1, 140))
 head_dims = st.one_of(st.sampled_from(HEAD_DIMS), st.integers(1, 257))
 
@@ -62,10 +63,13 @@ head_dims = st.one_of(st.sampled_from(HEAD_DIMS), st.integers(1, 257))
 @st.composite
 def sizes(draw: st.DrawFn) -> dict[str, int]:
     """Draw batch_size, num_heads, num_kv_heads, q_len, num_keys, head_dim and value_dim."""
-    q_len, num_keys = draw(lengths), draw(st.one_of(st.just(0), lengths, lengths, lengths))
+    q_len, num_keys = draw(lengths), draw(lengths)
+    if one_in(draw, 20):
+        num_keys = 0
     head_dim = draw(head_dims)
     value_dim = draw(st.one_of(st.just(head_dim), head_dims))
-    batch_size, num_kv_heads, group_size = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.sampled_from(GROUPS))
+    batch_size, num_kv_heads = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    group_size = draw(st.sampled_from(GROUPS))
     work = q_len * max(num_keys, 1) * max(head_dim, value_dim)
     while batch_size * num_kv_heads * group_size * work > MAX_WORK and batch_size * num_kv_heads * group_size > 1:
         batch_size, num_kv_heads, group_size = max(1, batch_size - 1), max(1, num_kv_heads - 1), max(1, group_size - 1)
@@ -93,7 +97,7 @@ def _places(draw: st.DrawFn, size: dict[str, int]) -> dict[str, Any]:
     causal = draw(st.sampled_from([None, "top_left", "bottom_right"]))
     bound = st.one_of(st.none(), st.integers(0, 3), st.sampled_from(EDGES))
     window = draw(st.one_of(st.just((None, None)), st.tuples(bound, bound)))
-    kv_len = draw(st.one_of(st.none(), per_batch(0, num_keys)))
+    kv_len = draw(st.one_of(st.none(), st.none(), per_batch(num_keys // 2, num_keys), per_batch(0, num_keys)))
     if causal is not None:
         options["causal"] = causal
     if window != (None, None):
@@ -101,29 +105,30 @@ def _places(draw: st.DrawFn, size: dict[str, int]) -> dict[str, Any]:
     if kv_len is not None:
         options["kv_len"] = kv_len
     is_needed = causal is None and window != (None, None)
-    if is_needed or draw(st.booleans()):
-        options["q_offset"] = draw(per_batch(-q_len - 3, num_keys + 3))
+    if is_needed or one_in(draw, 3):
+        options["q_offset"] = draw(st.one_of(per_batch(0, num_keys), per_batch(-q_len - 3, num_keys + 3)))
     return options
 
 
 @st.composite
 def masks(draw: st.DrawFn, size: dict[str, int], dtype: str, rng: np.random.Generator) -> np.ndarray | None:
-    """Draw a mask or None: bool or additive, any broadcast shape, with closed rows, tiles, columns or everything.
+    """Draw a mask or None: bool or additive, any broadcast shape, with closed rows, columns, tiles, or all closed.
 
     An additive mask closes with -inf, or with the least float32, as models do: those are then attended all the same.
     """
-    kind = draw(st.sampled_from(["none", "none", "bool", "bool", "float", "float_inf", "float_min"]))
+    kind = draw(st.sampled_from(["bool", "bool", "float", "float_inf", "float_min", "none"]))
     if kind == "none":
         return None
     full = (size["batch_size"], size["num_heads"], size["q_len"], size["num_keys"])
     rank = draw(st.integers(1, 4))
     shape = tuple(draw(st.sampled_from([length, length, 1])) for length in full[4 - rank :])
-    is_open = rng.random(shape) < draw(st.sampled_from([0.1, 0.5, 0.9, 1.0]))
-    for closed in draw(st.lists(st.sampled_from(["rows", "columns", "tile", "first_tile", "all"]), max_size=3)):
+    is_open = rng.random(shape) < draw(st.sampled_from([1.0, 0.9, 0.5, 0.1]))
+    if one_in(draw, 20):
+        is_open[...] = False
+    for closed in draw(st.lists(st.sampled_from(["rows", "columns", "tile", "first_tile"]), max_size=2)):
         tile = draw(st.sampled_from([32, 64]))
         columns = slice(0, tile) if closed == "first_tile" else _slice(rng, shape[-1], tile)
         rows = _slice(rng, shape[-2], tile) if rank > 1 else slice(None)
-        is_open[...] &= closed != "all"
         if closed == "rows" and rank > 1:
             is_open[..., rows, :] = False
         elif closed in ("columns", "first_tile"):
@@ -146,20 +151,31 @@ def _slice(rng: np.random.Generator, length: int, tile: int) -> slice:
     return slice(start, start + tile)
 
 
+#: Which kinds of options `cases` draws: one kind at a time finds a fault in few examples, all at once in combination.
+THEMES = {
+    "sizes": frozenset(),
+    "masks": frozenset({"mask"}),
+    "places": frozenset({"place"}),
+    "scores": frozenset({"score"}),
+    "everything": frozenset({"mask", "place", "score"}),
+}
+
+
 @st.composite
-def cases(draw: st.DrawFn) -> Case:
-    """Draw a whole call of attention."""
+def cases(draw: st.DrawFn, theme: str = "everything") -> Case:
+    """Draw a whole call of attention with the options of one of THEMES."""
+    kinds = THEMES[theme]
     size = draw(sizes())
     dtype = draw(st.sampled_from(FLOAT_DTYPES))
     kv_dtype = draw(st.sampled_from(FLOAT_DTYPES)) if dtype == "float32" else dtype
     layout = draw(st.sampled_from(["bhsd", "bshd"]))
     seed = draw(st.integers(0, 2**32 - 1))
     rng = np.random.default_rng(seed)
-    options = draw(_places(size))
-    mask = draw(masks(size, dtype, rng))
+    options = draw(_places(size)) if "place" in kinds else {}
+    options["layout"] = layout
+    mask = draw(masks(size, dtype, rng)) if "mask" in kinds else None
     if mask is not None:
         options["mask"] = mask
-    options["layout"] = layout
     choices = {**size, "dtype": dtype, "kv_dtype": kv_dtype, "seed": seed}
 
     amplitude = choices["amplitude"] = draw(st.sampled_from([1.0, 30.0]))
@@ -169,23 +185,18 @@ def cases(draw: st.DrawFn) -> Case:
     peak = choices["peak"] = draw(st.sampled_from([None, 1.0, 20.0, 150.0, -150.0]))
     if peak is not None or amplitude > 1:
         options["scale"] = _scale_for(query, key, peak or 10.0)
-    if draw(st.integers(0, 3)) == 0:
-        options["softcap"] = draw(st.sampled_from([0.5, 5.0, 30.0]))
-    if draw(st.integers(0, 3)) == 0:
-        options["sinks"] = rng.normal(scale=5, size=size["num_heads"]).astype(np.float32)
-    if draw(st.integers(0, 3)) == 0:
-        options["alibi_slopes"] = _slopes(rng, size, options)
+    if "score" in kinds:
+        options |= draw(_score_options(size, options, rng))
 
     clean = (query, key, value)
     poison = choices["poison"] = draw(st.sampled_from([np.nan, np.inf, -np.inf]))
-    tail = (query, *(_poisoned_tail(array, options, poison) for array in (key, value)))
-    triples = [_poisoned(clean, options, poison), tail, clean]
+    poisoned = poisoned_arrays(clean, options, poison)
     if layout == "bshd":
-        triples = [tuple(array.transpose(0, 2, 1, 3) for array in triple) for triple in triples]
-    poisoned, tail, clean = (tuple(map(np.ascontiguousarray, triple)) for triple in triples)
+        clean, poisoned = (tuple(array.transpose(0, 2, 1, 3) for array in arrays) for arrays in (clean, poisoned))
+    clean = tuple(map(np.ascontiguousarray, clean))
     views = choices["views"] = draw(st.tuples(*[st.sampled_from(sorted(VIEWS))] * 3))
     poisoned = tuple(VIEWS[view](array) for view, array in zip(views, poisoned, strict=True))
-    return Case(poisoned, tail, clean, options, choices)
+    return Case(poisoned, clean, options, choices)
 
 
 def _numbers(
@@ -197,7 +208,8 @@ def _numbers(
     key = amplitude * rng.normal(size=(batch_size, size["num_kv_heads"], size["num_keys"], dim))
     value = rng.normal(size=(batch_size, size["num_kv_heads"], size["num_keys"], value_dim))
     if has_mean or value_dim < MIN_DIM_OF_FREE_SIGNS:
-        value = np.clip(value, -2, 2) + 3 * rng.choice([-1.0, 1.0], size=(batch_size, size["num_kv_heads"], 1, value_dim))
+        mean = 3 * rng.choice([-1.0, 1.0], size=(batch_size, size["num_kv_heads"], 1, value_dim))
+        value = mean + np.clip(value, -2, 2)
     return query, key, value
 
 
@@ -210,67 +222,25 @@ def _scale_for(query: np.ndarray, key: np.ndarray, peak: float) -> float:
     return float(np.float32(peak / largest)) if largest > 0 else 1.0
 
 
+@st.composite
+def _score_options(
+    draw: st.DrawFn, size: dict[str, int], options: dict[str, Any], rng: np.random.Generator
+) -> dict[str, Any]:
+    """Draw softcap, sinks and ALiBi slopes, the latter with a q_offset if ``options`` leave it open."""
+    drawn: dict[str, Any] = {}
+    if one_in(draw, 3):
+        drawn["softcap"] = draw(st.sampled_from([0.5, 5.0, 30.0]))
+    if one_in(draw, 3):
+        drawn["sinks"] = rng.normal(scale=5, size=size["num_heads"]).astype(np.float32)
+    if one_in(draw, 3):
+        if "causal" not in options and "q_offset" not in options:
+            drawn["q_offset"] = draw(st.sampled_from([0, size["num_keys"] - size["q_len"], 3]))
+        drawn["alibi_slopes"] = _slopes(rng, size, options | drawn)
+    return drawn
+
+
 def _slopes(rng: np.random.Generator, size: dict[str, int], options: dict[str, Any]) -> np.ndarray:
-    """Return slopes that keep slope times distance below 40, so that float32 has digits left; add a needed q_offset."""
-    if "causal" not in options and "q_offset" not in options:
-        options["q_offset"] = 0
+    """Return slopes that keep slope times distance below 40, so that float32 has digits left."""
     offset = options.get("q_offset", size["q_len"] + size["num_keys"])
     furthest = size["q_len"] + size["num_keys"] + int(np.abs(offset).max())
     return (rng.uniform(0, 40, size["num_heads"]) / furthest).astype(np.float32)
-
-
-def _poisoned(
-    clean: tuple[np.ndarray, np.ndarray, np.ndarray], options: dict[str, Any], poison: float
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return copies (bhsd) whose unattended keys, values and queries hold ``poison``; poison the mask's tail in place."""
-    query, key, value = (array.copy() for array in clean)
-    problem = Problem(
-        query, key, **{name: given for name, given in options.items() if name not in ("sinks", "layout")}
-    )  # fmt: skip
-    group_size = problem.num_heads // problem.num_kv_heads
-    for batch in range(problem.batch_size):
-        attended = np.stack([problem.attended(batch, head) for head in range(problem.num_heads)])
-        query[batch][~attended.any(axis=2)] = poison
-        by_kv_head = attended.reshape(problem.num_kv_heads, group_size * problem.q_len, problem.num_keys)
-        is_dead = ~by_kv_head.any(axis=1)
-        key[batch][is_dead] = poison
-        value[batch][is_dead] = poison
-    mask = options.get("mask")
-    if mask is not None and mask.dtype != np.bool_ and mask.shape[-1] == problem.num_keys > 1:
-        mask[..., int(np.max(options.get("kv_len", problem.num_keys))) :] = MASK_TAIL
-    return query, key, value
-
-
-def _poisoned_tail(array: np.ndarray, options: dict[str, Any], poison: float) -> np.ndarray:
-    """Return a copy of keys or values (bhsd) with ``poison`` at and beyond the live length."""
-    result = array.copy()
-    for entry, live in zip(result, np.broadcast_to(options.get("kv_len", array.shape[2]), len(array)), strict=True):
-        entry[:, live:] = poison
-    return result
-
-
-def _every_other(array: np.ndarray) -> np.ndarray:
-    """Return an equal array whose last stride is two elements, with NaN between."""
-    spread = np.full((*array.shape[:-1], 2 * array.shape[-1]), np.nan, array.dtype)
-    spread[..., ::2] = array
-    return spread[..., ::2]
-
-
-def _window_of_larger(array: np.ndarray) -> np.ndarray:
-    """Return an equal array that is the middle of a larger one full of NaN."""
-    larger = np.full([length + 2 for length in array.shape], np.nan, array.dtype)
-    middle = larger[tuple(slice(1, length + 1) for length in array.shape)]
-    middle[...] = array
-    return middle
-
-
-#: Ways to lay the same array in memory.
-VIEWS = {
-    "contiguous": np.ascontiguousarray,
-    "fortran": np.asfortranarray,
-    "heads_and_tokens_exchanged": lambda array: np.ascontiguousarray(array.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3),
-    "reversed_dim": lambda array: np.ascontiguousarray(array[..., ::-1])[..., ::-1],
-    "reversed_tokens": lambda array: np.ascontiguousarray(array[:, :, ::-1])[:, :, ::-1],
-    "every_other": _every_other,
-    "window_of_larger": _window_of_larger,
-}

@@ -84,7 +84,7 @@ def check_attention(device: Device, results: dict[str, Result]) -> None:
                 if module.not_supported_reasons(problem, device.info):
                     continue
                 run = _attend(device, arrays, module.NAME, options)
-                for used in module.variants(problem):
+                for used in module.variants(problem, device.info):
                     _note(results[used.name], f"{label}, {query_dtype} x {key_dtype}", run)
 
 

@@ -1,4 +1,4 @@
-"""The command line: `vkattn setup | info | check | demo` (also `python -m vkattn ...`).
+"""The command line: `vkattn setup | info | check | bench | demo` (also `python -m vkattn ...`).
 
 Only the arguments are here. Each command imports its module when it is run, so that `vkattn setup` works before kp
 is there and `vkattn --help` costs nothing.
@@ -11,6 +11,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from .dtypes import FLOAT_DTYPES
 from .errors import VkattnError
 
 
@@ -20,6 +21,34 @@ def _add_device(parser: argparse.ArgumentParser) -> None:
         metavar="SELECT",
         help="index of a device or part of its name (default: $VKATTN_DEVICE, else the best one; see `vkattn info`)",
     )
+
+
+def _positive(text: str) -> int:
+    """Read a whole number from 1 up."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return number
+
+
+def _heads(text: str) -> tuple[int, int]:
+    """Read "24/8": query heads and KV heads; "8" is as many of both."""
+    query, _, kv = text.partition("/")
+    return _positive(query), _positive(kv or query)
+
+
+def _add_bench(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--graph", action="store_true", help="a decode step: append to a KV cache, then attend")
+    _add_device(parser)
+    parser.add_argument("--heads", type=_heads, default=(24, 8), metavar="Q/KV", help="heads (default 24/8)")
+    for name, default, meaning in (
+        ("--head-dim", 128, "elements of a query, key or value row"), ("--capacity", 4096, "tokens that the cache holds"),
+        ("--length", 250, "tokens that are live, the new ones too"), ("--q-len", 1, "new tokens"),
+        ("--layers", 1, "layers, each one's output the next one's queries"), ("--repeat", 50, "runs that are timed"),
+    ):  # fmt: skip
+        parser.add_argument(name, type=_positive, default=default, metavar="N", help=f"{meaning} (default {default})")
+    parser.add_argument("--dtype", choices=FLOAT_DTYPES, default="float16", help="of everything (default float16)")
+    parser.add_argument("--json", action="store_true", help="print it as JSON")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -43,6 +72,10 @@ def build_parser() -> argparse.ArgumentParser:
     _add_device(check)
     check.add_argument("--json", action="store_true", help="print it as JSON")
     check.set_defaults(module="check")
+
+    bench = commands.add_parser("bench", help="time a decode step on a device, dispatch by dispatch")
+    _add_bench(bench)
+    bench.set_defaults(module="bench")
 
     demo = commands.add_parser("demo", help="compute one small attention on a device and compare it with the oracle")
     _add_device(demo)

@@ -27,7 +27,7 @@ def choose(problem: Problem, info: DeviceInfo, algorithm: str = "auto") -> Modul
     NoKernelError
         The named one, or none, supports the problem on this device; the message lists the reasons.
     """
-    if algorithm != "auto" and algorithm not in ALGORITHMS:
+    if not isinstance(algorithm, str) or algorithm not in ("auto", *ALGORITHMS):
         raise OptionError(f"`algorithm` is {algorithm!r}; supported: 'auto', {', '.join(map(repr, ALGORITHMS))}.")
     failures = []
     for module in PRIORITY:

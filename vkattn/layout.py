@@ -25,7 +25,7 @@ LAYOUTS = ("bhsd", "bshd")
 
 def check_layout(layout: Any) -> str:
     """Return ``layout`` if it is known, else raise OptionError."""
-    if layout not in LAYOUTS:
+    if not isinstance(layout, str) or layout not in LAYOUTS:
         raise OptionError(f"`layout` is {layout!r}; supported: {', '.join(map(repr, LAYOUTS))}.")
     return str(layout)
 

@@ -58,7 +58,8 @@ def resolve_causal(causal: Any) -> str | None:
 
 def resolve_window(window: Any) -> Window:
     """Return ``window`` as (left, right), each a count of keys beside the row's own or None, or raise OptionError."""
-    if window is None or isinstance(window, (str, bytes)) or not hasattr(window, "__len__") or len(window) != 2:
+    is_row = isinstance(window, (tuple, list)) or (isinstance(window, np.ndarray) and window.ndim == 1)
+    if not is_row or len(window) != 2:
         raise OptionError(f"`window` is {window!r}; it must be a pair (left, right). Hint: (None, None) is no window.")
     left, right = (_window_bound(bound, window) for bound in window)
     return left, right
@@ -170,7 +171,11 @@ def _integer(value: Any) -> int | None:
 
 def _per_batch(value: Any, argument: str, batch_size: int) -> np.ndarray:
     """Return an int, or integers of shape ``[batch_size]``, as int64 ``[batch_size]``."""
-    given = np.asarray(value)
+    try:
+        given = np.asarray(value)
+    except Exception as error:  # a ragged list, or whatever a foreign array's conversion raises
+        raise OptionError(f"`{argument}` is {value!r}; it must be an integer, or integers of shape ({batch_size},)."
+                          ) from error
     if given.dtype.kind not in "iu" and given.size:
         raise OptionError(f"`{argument}` is {value!r}; it must be an integer, or integers of shape ({batch_size},).")
     if given.shape not in ((), (batch_size,)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,9 @@ from .errors import DTypeError, OptionError, ShapeError
 from .layout import check_layout, split_shape
 from .mask import Window, resolve_causal, resolve_kv_len, resolve_q_offset, resolve_window
 from .problem import Options, Problem
+
+#: The range of float32's normal numbers: a device may flush smaller ones to 0.
+FLOAT32_TINY, FLOAT32_MAX = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
@@ -27,34 +31,51 @@ class Call:
     mask: np.ndarray | None
 
 
-def _array(value: Any, argument: str) -> np.ndarray:
+def as_array(value: Any, argument: str) -> np.ndarray:
     """Return ``value`` as an array without copying, or raise DTypeError."""
     try:
         return np.asarray(value)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except Exception as error:  # whatever a foreign array's conversion raises
         raise DTypeError(f"`{argument}` of type {type(value).__name__} cannot become a NumPy array: {error}. "
                          "Hint: move it to the CPU and convert it first.") from error
 
 
 def finite_option(value: Any, argument: str, what: str = "a finite number") -> float:
-    """Return an option as a finite float that float32 can hold, or raise OptionError."""
+    """Return an option as a finite float, 0 or in float32's normal range, or raise OptionError."""
     try:
-        number = float(value)
-    except (TypeError, ValueError) as error:
+        is_number = not isinstance(value, (str, bytes, bool, np.bool_)) and np.ndim(value) == 0
+        number = float(value) if is_number else math.nan
+    except (TypeError, ValueError, OverflowError) as error:
         raise OptionError(f"`{argument}` is {value!r}; it must be {what}.") from error
-    if not math.isfinite(number) or abs(number) > float(np.finfo(np.float32).max):
+    if not math.isfinite(number):
         raise OptionError(f"`{argument}` is {value!r}; it must be {what}.")
+    if number and not FLOAT32_TINY <= abs(number) <= FLOAT32_MAX:
+        raise OptionError(f"`{argument}` is {value!r}; it must be {what}, of a magnitude within "
+                          f"{FLOAT32_TINY:.3g} .. {FLOAT32_MAX:.3g}, float32's range.")
     return number
+
+
+def flag_option(value: Any, argument: str) -> bool:
+    """Return True or False, or raise OptionError."""
+    try:
+        number = int(value) if isinstance(value, np.bool_) else operator.index(value)
+    except TypeError:
+        number = -1
+    if number not in (0, 1):
+        raise OptionError(f"`{argument}` is {value!r}; it must be True or False.")
+    return bool(number)
 
 
 def per_head_option(values: Any, argument: str, num_heads: int) -> np.ndarray | None:
     """Return one finite float32 for each query head, or None."""
     if values is None:
         return None
-    given = _array(values, argument)
+    given = as_array(values, argument)
     if given.shape != (num_heads,):
         raise ShapeError(f"`{argument}` has shape {given.shape}; it must be ({num_heads},), one per query head.")
-    with np.errstate(over="ignore"):
+    if given.dtype.kind not in "iuf" and given.dtype.name not in FLOAT_DTYPES:
+        raise DTypeError(f"`{argument}` is {given.dtype.name}; it must hold numbers.")
+    with np.errstate(over="ignore", invalid="ignore"):
         numbers = given.astype(np.float32)
     if not np.isfinite(numbers).all():
         raise OptionError(f"`{argument}` holds a value that is not finite in float32.")
@@ -71,31 +92,44 @@ def check_mixture(query: str, key: str, value: str) -> None:
                          f"Hint: {hint}.")
 
 
-def check_mask(mask: Any, full: tuple[int, int, int, int], query_dtype: str, argument: str) -> np.ndarray | None:
+def check_mask(
+    mask: Any, full: tuple[int, int, int, int], query_dtype: str, argument: str, kv_len: np.ndarray | None = None
+) -> np.ndarray | None:
     """Return ``mask`` 4-D, each size full or 1, bool or float32; None if there is none.
 
     Raises
     ------
     DTypeError : neither bool, float32 nor the query's dtype.
     ShapeError : it does not broadcast to ``full`` = (batch_size, num_heads, q_len, kv_len).
-    OptionError : it holds NaN or plus infinity.
+    OptionError : it holds NaN or plus infinity in a column of a live key; ``kv_len`` None is all of them.
     """
     if mask is None:
         return None
-    given = _array(mask, argument)
+    given = as_array(mask, argument)
     if given.dtype != np.bool_:
         name = str(given.dtype.name)
         if name not in {"float32", query_dtype}:
             raise DTypeError(f"`{argument}` is {name}; supported: bool, float32"
                              f"{'' if query_dtype == 'float32' else f' and {query_dtype}'}.")
-        given = given.astype(np.float32, copy=False)
-        if given.size and not given.max() < np.inf:
-            raise OptionError(f"`{argument}` holds NaN or plus infinity; a mask closes a key with -inf.")
     sizes = zip(given.shape[::-1], full[::-1], strict=False)
     if given.ndim > 4 or any(size not in (1, limit) for size, limit in sizes):
         raise ShapeError(f"`{argument}` has shape {given.shape}; it must broadcast to {full}, "
                          "(batch_size, num_heads, q_len, kv_len).")
-    return given.reshape((1,) * (4 - given.ndim) + given.shape)
+    given = given.reshape((1,) * (4 - given.ndim) + given.shape)
+    if given.dtype != np.bool_:
+        with np.errstate(invalid="ignore"):
+            given = given.astype(np.float32, copy=False)
+        if not _is_additive(given, np.full(full[0], full[3]) if kv_len is None else kv_len):
+            raise OptionError(f"`{argument}` holds NaN or plus infinity; a mask closes a key with -inf.")
+    return given
+
+
+def _is_additive(mask: np.ndarray, kv_len: np.ndarray) -> bool:
+    """Whether the live columns of a 4-D float mask hold neither NaN nor plus infinity."""
+    lengths = kv_len if mask.shape[0] == len(kv_len) else [kv_len.max(initial=0)]
+    live = (entry[..., :length] if mask.shape[3] > 1 else entry
+            for entry, length in zip(mask, lengths, strict=False))
+    return all(bool(columns.max(initial=-np.inf) < np.inf) for columns in live)
 
 
 def attention_call(
@@ -124,7 +158,7 @@ def attention_call(
         Naming the argument, what it is, and what is allowed.
     """
     layout = check_layout(layout)
-    arrays = {"query": _array(query, "query"), "key": _array(key, "key"), "value": _array(value, "value")}
+    arrays = {"query": as_array(query, "query"), "key": as_array(key, "key"), "value": as_array(value, "value")}
     dtypes = {name: dtype_name(array, name, FLOAT_DTYPES) for name, array in arrays.items()}
     for name, array in arrays.items():
         if array.ndim != 4:
@@ -132,14 +166,14 @@ def attention_call(
     check_mixture(dtypes["query"], dtypes["key"], dtypes["value"])
     problem = _problem(arrays, dtypes, layout)
     full = (problem.batch_size, problem.num_heads, problem.max_q_len, problem.max_kv_len)
-    checked_mask = check_mask(mask, full, dtypes["query"], mask_name)
+    lengths = resolve_kv_len(kv_len, problem.batch_size, problem.max_kv_len)
+    checked_mask = check_mask(mask, full, dtypes["query"], mask_name, lengths)
     if checked_mask is not None:
         kind = "bool" if checked_mask.dtype == np.bool_ else "float32"
         problem = Problem(**{**problem.__dict__, "mask": kind})
 
     causal = resolve_causal(causal)
     window = resolve_window(window)
-    lengths = resolve_kv_len(kv_len, problem.batch_size, problem.max_kv_len)
     uses_position = window != (None, None) or alibi_slopes is not None
     offsets = resolve_q_offset(q_offset, causal=causal, q_len=problem.max_q_len, kv_len=lengths,
                                uses_position=uses_position)
@@ -154,7 +188,7 @@ def attention_call(
         window=causal_window(causal, window),
         alibi_slopes=per_head_option(alibi_slopes, "alibi_slopes", problem.num_heads),
         sinks=per_head_option(sinks, "sinks", problem.num_heads),
-        return_lse=bool(return_lse),
+        return_lse=flag_option(return_lse, "return_lse"),
     )
     return Call(problem, options, arrays["query"], arrays["key"], arrays["value"], checked_mask)
 

@@ -35,18 +35,20 @@ uint mask_stride_row() { return params[push.params_base + 27u]; }
 uint mask_stride_col() { return params[push.params_base + 28u]; }
 uint score_stride() { return params[push.params_base + 29u]; }
 uint tiles_per_chunk() { return params[push.params_base + 30u]; }
-uint key_offset() { return params[push.params_base + 31u]; }
-uint value_offset() { return params[push.params_base + 32u]; }
-uint new_k_stride_batch() { return params[push.params_base + 33u]; }
-uint new_k_stride_head() { return params[push.params_base + 34u]; }
-uint new_k_stride_row() { return params[push.params_base + 35u]; }
-uint new_v_stride_batch() { return params[push.params_base + 36u]; }
-uint new_v_stride_head() { return params[push.params_base + 37u]; }
-uint new_v_stride_row() { return params[push.params_base + 38u]; }
-uint q_words() { return params[push.params_base + 39u]; }
-uint k_words() { return params[push.params_base + 40u]; }
-uint v_words() { return params[push.params_base + 41u]; }
-uint mask_words() { return params[push.params_base + 42u]; }
+uint num_splits() { return params[push.params_base + 31u]; }
+uint keys_per_split() { return params[push.params_base + 32u]; }
+uint key_offset() { return params[push.params_base + 33u]; }
+uint value_offset() { return params[push.params_base + 34u]; }
+uint new_k_stride_batch() { return params[push.params_base + 35u]; }
+uint new_k_stride_head() { return params[push.params_base + 36u]; }
+uint new_k_stride_row() { return params[push.params_base + 37u]; }
+uint new_v_stride_batch() { return params[push.params_base + 38u]; }
+uint new_v_stride_head() { return params[push.params_base + 39u]; }
+uint new_v_stride_row() { return params[push.params_base + 40u]; }
+uint q_words() { return params[push.params_base + 41u]; }
+uint k_words() { return params[push.params_base + 42u]; }
+uint v_words() { return params[push.params_base + 43u]; }
+uint mask_words() { return params[push.params_base + 44u]; }
 
 const uint FLAG_ALIBI = 4u;
 const uint FLAG_LSE = 16u;

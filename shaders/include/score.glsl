@@ -43,11 +43,24 @@ bool attended(ScoreRule rule, ScoreRow row, uint key) {
     return (mask_data[push.mask_base + (index >> 5)] >> (index & 31u) & 1u) != 0u;
 }
 
+// softcap * tanh(s / softcap), off by a few 2^-24 of itself. The built-in tanh may be off by 2^-22 of 1, which a softcap
+// far above the scores would multiply. Up to 1.5 it is Lambert's continued fraction, there 4e-10 from tanh.
+float capped(float s, float softcap) {
+    float x = s / softcap, x2 = x * x;
+    if (x2 < 2.25) {
+        float numerator = 135135.0 + x2 * (17325.0 + x2 * (378.0 + x2));
+        return s * (numerator / (135135.0 + x2 * (62370.0 + x2 * (3150.0 + x2 * 28.0))));
+    }
+    float t = exp(-2.0 * abs(x));
+    float bounded = softcap * ((1.0 - t) / (1.0 + t));
+    return s < 0.0 ? -bounded : bounded;
+}
+
 // The score of one element, or minus infinity where it is not attended; `dot_product` is not used then (may be NaN).
 float masked_score(float dot_product, ScoreRule rule, ScoreRow row, uint key) {
     if (!attended(rule, row, key)) return uintBitsToFloat(MINUS_INFINITY);
     float s = dot_product * rule.scale;
-    if (rule.softcap > 0.0) s = rule.softcap * tanh(clamp(s / rule.softcap, -20.0, 20.0));  // beyond 20 it is 1
+    if (rule.softcap > 0.0) s = capped(s, rule.softcap);
     if (row.slope != 0.0) s -= row.slope * abs(float(row.position - int(key)));
     if (rule.mask_kind == FLAG_MASK_FLOAT)
         s += uintBitsToFloat(mask_data[push.mask_base + row.mask_at + key * rule.mask_step]);

@@ -11,7 +11,9 @@
 #ifndef VKATTN_TILES
 #define VKATTN_TILES
 
-const uint BLOCK_ROWS = 32u;
+#ifndef BLOCK_ROWS
+#define BLOCK_ROWS 32u  // the three passes; other kernels define their own before
+#endif
 
 struct RowTile {
     uint b;      // batch

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import smollm2
 import smollm2_file
+from smollm2_attention import CheckedAttention, OracleAttention
 from smollm2_file import ModelFile, ModelFileError
 from smollm2_model import Config, Decoder, Weights
 
@@ -37,7 +38,7 @@ def tokenizer(model: ModelFile) -> Any:
 def test_generate_shows_each_token_and_stops_at_the_end_token(weights: Weights) -> None:
     def answer(num_tokens: int, end_token: int) -> tuple[smollm2.Answer, list[int]]:
         shown: list[int] = []
-        decoder = Decoder(MINI, weights, smollm2.oracle_attend, 40)
+        decoder = Decoder(MINI, weights, OracleAttention(MINI, 40), 40)
         return smollm2.generate(decoder, PROMPT, num_tokens, end_token, shown.append), shown
 
     full, shown = answer(8, end_token=-1)
@@ -52,12 +53,13 @@ def test_check_judges_each_layer(
     weights: Weights, capsys: pytest.CaptureFixture[str], factor: float, is_right: bool
 ) -> None:
     """An attention that is wrong in layer 1 alone is found there."""
+    oracle = OracleAttention(MINI, 20)
 
-    def faulty(query: np.ndarray, key: np.ndarray, value: np.ndarray, *, causal: str) -> np.ndarray:
-        out = smollm2.oracle_attend(query, key, value, causal=causal)
-        return out * np.float32(factor) if len(attend.seconds) % MINI.num_layers == 1 else out
+    def faulty(layer: int, *given: Any) -> np.ndarray:
+        out = oracle(layer, *given)
+        return out * np.float32(factor) if layer == 1 else out
 
-    attend = smollm2.CheckedAttention(faulty, check=True)
+    attend = CheckedAttention(faulty, OracleAttention(MINI, 20))
     decoder = Decoder(MINI, weights, attend, 20)
     with np.errstate(invalid="ignore"):
         answer = smollm2.generate(decoder, PROMPT, 3, end_token=-1)
@@ -124,9 +126,8 @@ def test_tokens_are_those_of_the_model(tokenizer: Any) -> None:
 
 def test_real_logits_equal_those_of_transformers(model: ModelFile, tokenizer: Any) -> None:
     """Values of torch 2.13.0 and transformers 5.24.0 in float64, from the same file; recorded once, by hand."""
-    logits = Decoder(model.config, model.weights(), smollm2.oracle_attend, 12).step(
-        tokenizer.encode("In 1969, two men walked on the").ids
-    )
+    decoder = Decoder(model.config, model.weights(), OracleAttention(model.config, 12), 12)
+    logits = decoder.step(tokenizer.encode("In 1969, two men walked on the").ids)
     likeliest = np.argsort(logits)[::-1][:4]
     assert [tokenizer.id_to_token(int(token)) for token in likeliest] == [
         "\u0120moon", "\u0120Moon", "\u0120edge", "\u0120spot",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import smollm2
+from smollm2_attention import OracleAttention
 from smollm2_model import Decoder, Weights, rms_norm, rope, silu, split_heads
 
 from tests.examples.mini import MINI, PROMPT
@@ -77,9 +77,9 @@ def test_rope_scores_depend_on_distance_alone(rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("steps", [[1] * 10, [9, 1], [4, 3, 3]], ids=str)
 def test_steps_with_the_cache_equal_one_step(weights: Weights, steps: list[int]) -> None:
-    whole = Decoder(MINI, weights, smollm2.oracle_attend, len(PROMPT))
+    whole = Decoder(MINI, weights, OracleAttention(MINI, len(PROMPT)), len(PROMPT))
     expected = whole.step(PROMPT)
-    cached = Decoder(MINI, weights, smollm2.oracle_attend, MINI.max_kv_len)
+    cached = Decoder(MINI, weights, OracleAttention(MINI, MINI.max_kv_len), MINI.max_kv_len)
     first = 0
     for count in steps:
         got = cached.step(PROMPT[first : first + count])
@@ -118,14 +118,14 @@ def test_network_equals_a_plain_float64_forward(weights: Weights) -> None:
         gate = h @ layer.ffn_gate.T
         x = x + (gate / (1 + np.exp(-gate)) * (h @ layer.ffn_up.T)) @ layer.ffn_down.T
     expected = weights.output @ norm(x[-1], weights.output_norm)
-    got = Decoder(MINI, weights, smollm2.oracle_attend, len(PROMPT)).step(PROMPT)
+    got = Decoder(MINI, weights, OracleAttention(MINI, len(PROMPT)), len(PROMPT)).step(PROMPT)
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_decoder_refuses_what_does_not_fit(weights: Weights) -> None:
     with pytest.raises(ValueError, match="`capacity` is 41 tokens"):
-        Decoder(MINI, weights, smollm2.oracle_attend, 41)
-    decoder = Decoder(MINI, weights, smollm2.oracle_attend, 4)
+        Decoder(MINI, weights, OracleAttention(MINI, 41), 41)
+    decoder = Decoder(MINI, weights, OracleAttention(MINI, 4), 4)
     with pytest.raises(ValueError, match="it takes 1 to 4"):
         decoder.step([1, 2, 3, 4, 5])
     with pytest.raises(ValueError, match="got 0 tokens"):

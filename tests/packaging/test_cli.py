@@ -11,7 +11,7 @@ import pytest
 from vkattn import __version__, cli
 from vkattn.errors import DeviceError
 
-COMMANDS = ("setup", "info", "check", "demo")
+COMMANDS = ("setup", "info", "check", "bench", "demo")
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -20,7 +20,7 @@ PROBLEM = Problem(1, 16, 16, 4096, 4096, 64, 64, "float32", "float32", "float32"
 
 def constant(name: str, file: str) -> int:
     """Return the value of a `const uint` in a shader."""
-    found = re.search(rf"const uint {name} = (\d+)u;", (SHADERS / file).read_text())
+    found = re.search(rf"(?:const uint {name} =|#define {name}) (\d+)u", (SHADERS / file).read_text())
     assert found, f"{file} has no constant {name}"
     return int(found[1])
 

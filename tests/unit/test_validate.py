@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import vkattn
+from tests.fakes import fake_device_info
+from vkattn.dispatch import choose
 from vkattn.errors import DTypeError, OptionError, ShapeError
 from vkattn.validate import attention_call, causal_window
 
@@ -19,6 +21,19 @@ V = np.zeros((2, 4, 7, 24), np.float32)
 
 def array(*shape: int, dtype: Any = np.float32) -> np.ndarray:
     return np.zeros(shape, dtype)
+
+
+def mask_with(value: float, column: int) -> np.ndarray:
+    mask = np.zeros((2, 1, 5, 7), np.float32)
+    mask[1, 0, 2, column] = value
+    return mask
+
+
+class Unwilling:
+    """Something whose conversion to an array fails in its own way."""
+
+    def __array__(self, *arguments: Any, **options: Any) -> np.ndarray:
+        raise KeyError("no")
 
 
 WRONG: list[tuple[str, dict[str, Any], type[Exception], str]] = [
@@ -64,6 +79,27 @@ WRONG: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("mask half", {"mask": np.zeros((5, 7), np.float16)}, DTypeError, "`mask` is float16"),
     ("mask NaN", {"mask": np.full((5, 7), np.nan, np.float32)}, OptionError, "NaN or plus infinity"),
     ("mask +inf", {"mask": np.full((5, 7), np.inf, np.float32)}, OptionError, "NaN or plus infinity"),
+    ("mask NaN in a live column", {"mask": mask_with(np.nan, 3), "kv_len": [2, 4]}, OptionError, "NaN or plus"),
+    ("scale of an array", {"scale": np.array([0.5])}, OptionError, "`scale` is array"),
+    ("scale of digits", {"scale": "0.5"}, OptionError, "`scale` is '0.5'"),
+    ("scale True", {"scale": True}, OptionError, "`scale` is True"),
+    ("scale beyond float", {"scale": 10**400}, OptionError, "`scale` is 1000"),
+    ("scale below float32", {"scale": 1e-40}, OptionError, "1.18e-38"),
+    ("softcap below float32", {"softcap": 1e-50}, OptionError, "1.18e-38"),
+    ("softcap beyond float32", {"softcap": 1e39}, OptionError, "3.4e"),
+    ("window of rank 0", {"window": np.array(4)}, OptionError, "must be a pair"),
+    ("window set", {"window": {1, 2}}, OptionError, "must be a pair"),
+    ("kv_len ragged", {"kv_len": [[1], [2, 3]]}, OptionError, "`kv_len` is"),
+    ("q_offset ragged", {"q_offset": [[1], [2, 3]]}, OptionError, "`q_offset` is"),
+    ("q_offset beyond", {"q_offset": 2**29 + 1}, OptionError, "within -536870912 .. 536870912"),
+    ("sinks text", {"sinks": ["1"] * 8}, DTypeError, "`sinks` is str"),
+    ("sinks complex", {"sinks": np.ones(8, complex)}, DTypeError, "`sinks` is complex128"),
+    ("slopes of dates", {"alibi_slopes": np.ones(8, "M8[s]"), "q_offset": 0}, DTypeError, "`alibi_slopes` is datetime"),
+    ("query that cannot be converted", {"query": Unwilling()}, DTypeError, "`query` of type Unwilling"),
+    ("key ragged", {"key": [[1.0], [2.0, 3.0]]}, DTypeError, "`key` of type list"),
+    ("layout list", {"layout": ["bhsd"]}, OptionError, "`layout` is"),
+    ("layout array", {"layout": np.array(["bhsd", "bshd"])}, OptionError, "`layout` is"),
+    ("return_lse", {"return_lse": np.array([1, 0])}, OptionError, "`return_lse` is"),
 ]
 
 
@@ -112,6 +148,59 @@ def test_half_masks_become_float32() -> None:
     assert call.mask.dtype == np.float32
     assert call.mask.shape == (1, 1, 5, 7)
     assert call.problem.mask == "float32"
+
+
+@pytest.mark.parametrize("rest", [np.nan, np.inf])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_a_mask_may_hold_anything_beyond_the_live_keys(rest: float, dtype: Any) -> None:
+    arrays = [a.astype(dtype) for a in (Q, K, V)]
+    mask = np.zeros((2, 1, 5, 7), dtype)
+    mask[0, :, :, 3:] = rest
+    mask[1, :, :, 5:] = rest
+    attention_call(*arrays, mask=mask, kv_len=[3, 5])
+    attention_call(*arrays, mask=mask[0, 0], kv_len=[3, 2])
+    with pytest.raises(OptionError, match="NaN or plus infinity"):
+        attention_call(*arrays, mask=mask, kv_len=[4, 5])
+    with pytest.raises(OptionError, match="NaN or plus infinity"):
+        attention_call(*arrays, mask=mask[0, 0], kv_len=[3, 5])
+
+
+def test_numbers_may_come_as_any_scalar() -> None:
+    options = attention_call(Q, K, V, scale=np.float16(0.5), softcap=np.array(3), window=np.array([1, 2]),
+                             sinks=range(8), q_offset=np.int8(-3), kv_len=np.array([1, 2], np.uint64),
+                             return_lse=np.bool_(True)).options
+    assert (options.scale, options.softcap, options.window, options.return_lse) == (0.5, 3, (1, 2), True)
+    assert (options.q_offset.tolist(), options.kv_len.tolist()) == ([-3, -3], [1, 2])
+
+
+@pytest.mark.parametrize("device", ["llvmpipe", 0, object()])
+def test_a_device_must_be_one(device: Any) -> None:
+    for function in (vkattn.attention, vkattn.scaled_dot_product_attention):
+        with pytest.raises(OptionError, match=r"`device` is .*Hint: vkattn.Device"):
+            function(Q, Q, Q, device=device)
+
+
+@pytest.mark.parametrize("algorithm", [None, ["auto"], np.array(["auto", "auto"])])
+def test_an_algorithm_must_be_a_name(algorithm: Any) -> None:
+    with pytest.raises(OptionError, match="`algorithm` is"):
+        choose(attention_call(Q, K, V).problem, fake_device_info(), algorithm)
+
+
+TORCH_NAMED: list[tuple[str, dict[str, Any], type[Exception], str]] = [
+    ("query ragged", {"query": [[1.0], [2.0, 3.0]]}, DTypeError, "`query` of type list"),
+    ("value that cannot be converted", {"value": Unwilling()}, DTypeError, "`value` of type Unwilling"),
+    ("mask that cannot be converted", {"attn_mask": Unwilling()}, DTypeError, "`attn_mask` of type Unwilling"),
+    ("dropout array", {"dropout_p": np.zeros(2)}, OptionError, "`dropout_p` is"),
+    ("is_causal array", {"is_causal": np.array([1, 0])}, OptionError, "`is_causal` is"),
+    ("enable_gqa word", {"enable_gqa": "yes"}, OptionError, "`enable_gqa` is"),
+]
+
+
+@pytest.mark.parametrize(("change", "error", "words"), [row[1:] for row in TORCH_NAMED],
+                         ids=[row[0] for row in TORCH_NAMED])
+def test_wrong_torch_named_calls(change: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        vkattn.scaled_dot_product_attention(**({"query": Q, "key": Q, "value": Q} | change))
 
 
 @pytest.mark.parametrize("change", [{"dropout_p": 0.1}, {"attn_mask": np.ones((5, 7), bool), "is_causal": True}])

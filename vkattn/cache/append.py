@@ -14,6 +14,7 @@ from ..layout import pack_into, packed_words, vec_strides
 
 if TYPE_CHECKING:
     from .kv_cache import KVCache
+    from .storage import CacheStorage
 
 GROUPS = 64
 
@@ -28,21 +29,24 @@ def new_row_fields(heads: int, tokens: int, dims: tuple[int, int], dtype: str, l
     return fields
 
 
-def cache_fields(cache: KVCache) -> dict[str, int]:
-    """Return the params words that describe the rows of ``cache``."""
-    fields = {"head_vecs": -(-cache.head_dim // 4), "value_vecs": -(-cache.value_dim // 4)}
-    for name, strides in zip("kv", cache.storage.strides, strict=True):
+def cache_fields(storage: CacheStorage) -> dict[str, int]:
+    """Return the params words that describe the rows of a cache."""
+    fields = {"head_vecs": -(-storage.dims[0] // 4), "value_vecs": -(-storage.dims[1] // 4)}
+    for name, strides in zip("kv", storage.strides, strict=True):
         fields |= {f"{name}_stride_{axis}": stride
                    for axis, stride in zip(("batch", "head", "row"), strides, strict=True)}
     return fields
 
 
 class AppendPlan:
-    """Host buffers for ``new_words`` of rows, and the recording that appends them to a layer of ``group``."""
+    """Host buffers for ``new_words`` of rows, and the recording that appends them to a layer of ``group``.
+
+    The cache keeps the plan, so the plan does not keep the cache.
+    """
 
     def __init__(self, cache: KVCache, group: int, dtype: str, new_words: tuple[int, int]) -> None:
         device, (key, value) = cache.device, cache.storage.groups[group]
-        self._cache, self._dtype = cache, dtype
+        self._dtype = dtype
         self._params = device.buffer(params.block_words(cache.batch, cache.num_kv_heads), "host", "append params")
         self._rows = [device.buffer(words, "host", f"new {name} rows")
                       for name, words in zip(("key", "value"), new_words, strict=True)]
@@ -50,15 +54,20 @@ class AppendPlan:
         kernel = variant(f"kv_append_{AXIS[dtype]}_{AXIS[cache.dtype]}")
         self._recording = device.recording([[Dispatch(kernel, bindings, dict.fromkeys(kernel.push, 0), GROUPS)]])
 
-    def run(self, rows: tuple[np.ndarray, np.ndarray], input_pos: np.ndarray, layer: int) -> None:
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated for this plan."""
+        return sum(buffer.allocated_bytes for buffer in (self._params, *self._rows))
+
+    def run(self, cache: KVCache, rows: tuple[np.ndarray, np.ndarray], input_pos: np.ndarray, layer: int) -> None:
         """Write ``rows`` (bshd) at ``input_pos`` of ``layer``; everything has been checked."""
-        cache, block = self._cache, self._params.words
+        block = self._params.words
         for buffer, array in zip(self._rows, rows, strict=True):
             pack_into(buffer.words[: packed_words(array.shape, self._dtype)], array, self._dtype)
         tokens = rows[0].shape[1]
         header: dict[str, int | float] = {
             "batch_size": cache.batch, "num_kv_heads": cache.num_kv_heads, "group_size": 1, "q_len": tokens}
-        header |= cache_fields(cache) | cache.storage.offsets(layer)
+        header |= cache_fields(cache.storage) | cache.storage.offsets(layer)
         header |= new_row_fields(cache.num_kv_heads, tokens, (cache.head_dim, cache.value_dim), self._dtype, "bshd")
         params.write_header(block, header)
         params.write_lengths(block, cache.batch, 0, 0, input_pos)

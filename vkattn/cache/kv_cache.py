@@ -11,7 +11,7 @@ from ..dtypes import FLOAT_DTYPES, dtype_name
 from ..errors import CapacityError, ClosedError, DTypeError, NoKernelError, OptionError, ShapeError
 from ..layout import packed_words
 from ..lru import BoundedPlans
-from ..runtime.device import Device, default_device
+from ..runtime.device import PLANS_HEAP_FRACTION, Device, resolve_device
 from . import move
 from .append import AppendPlan
 from .storage import CacheStorage
@@ -70,15 +70,14 @@ class KVCache:
         if value_dtype is not None and _cache_dtype(value_dtype, "value_dtype") != dtype:
             raise NoKernelError(f"`value_dtype` {value_dtype!r} beside `dtype` {dtype!r} is not there yet; "
                                 "keys and values have one dtype.")
-        self.device = default_device() if device is None else device
-        self.device.check()
+        self.device = resolve_device(device)
         self._lengths = np.zeros((self.num_layers, self.batch), np.int64)
         dims = (self.head_dim, self.value_dim)
         with self.device.lock:
             self.storage = CacheStorage(self.device, self.batch, self.num_kv_heads, self.capacity, dims,
                                         (dtype, dtype), self.num_layers)
         #: Plans that use this cache (appends, attention); they are freed with it.
-        self.plans = BoundedPlans()
+        self.plans = BoundedPlans(max_bytes=int(self.device.info.device_local_bytes * PLANS_HEAP_FRACTION))
         self._closed = False
         self.device.close_first(self)
 
@@ -113,8 +112,10 @@ class KVCache:
             raise OptionError(f"`layer` is {layer!r}; this cache has layers 0 .. {self.num_layers - 1}.")
         return index
 
-    def check_append(self, input_pos: Any, tokens: int, layer: int) -> np.ndarray:
+    def check_append(self, input_pos: Any, tokens: int, layer: int, lengths: np.ndarray | None = None) -> np.ndarray:
         """Return ``input_pos`` as int64 ``[batch]`` if ``tokens`` rows may be written there.
+
+        ``lengths`` are the live lengths of the layer by then; None is those of now.
 
         Raises
         ------
@@ -128,7 +129,7 @@ class KVCache:
             raise OptionError(f"`input_pos` is {input_pos!r}; it must be an integer, or integers of shape "
                               f"({self.batch},), one per batch entry.")
         start = np.broadcast_to(start, (self.batch,)).astype(np.int64)
-        lengths = self._lengths[layer]
+        lengths = self._lengths[layer] if lengths is None else lengths
         if (start < 0).any() or (start > lengths).any():
             entry = int(np.argmax((start < 0) | (start > lengths)))
             raise OptionError(f"`input_pos` is {int(start[entry])} for batch entry {entry}, but layer {layer} holds "
@@ -168,11 +169,16 @@ class KVCache:
         with self.device.lock:
             start = self.check_append(input_pos, rows[0].shape[1], layer)
             group, _ = self.storage.place(layer)
-            words = tuple(1 << max(10, (packed_words(array.shape, dtype) - 1).bit_length()) for array in rows)
+            words = tuple(self._staging_words(array, dtype) for array in rows)
             plan = self.plans.get(("append", group, dtype, words),
                                   lambda: AppendPlan(self, group, dtype, (words[0], words[1])))
-            plan.run(rows, start, layer)
+            plan.run(self, rows, start, layer)
             self.note_append(start, rows[0].shape[1], layer)
+
+    def _staging_words(self, rows: np.ndarray, dtype: str) -> int:
+        """Return the words of a host buffer for ``rows``: a power of two, so that few plans do, if the device allows."""
+        words = packed_words(rows.shape, dtype)
+        return max(words, min(1 << max(10, (words - 1).bit_length()), self.device.info.max_storage_buffer_range // 4))
 
     def check_rows(self, key: tuple[int, ...], value: tuple[int, ...], key_dtype: str, value_dtype: str) -> str:
         """Return the dtype of new rows (bshd shapes), or raise ShapeError or DTypeError."""

@@ -15,12 +15,13 @@ class CacheStorage:
     """Key and value buffers of ``num_layers`` layers of shape ``[batch, num_kv_heads, capacity, dim]``.
 
     Layers lie one after another; when a buffer is full the next one starts. A *group* is the layers of one pair of
-    buffers. Contents are undefined until rows are written.
+    buffers. ``dims`` are head_dim and value_dim. Contents are undefined until rows are written.
     """
 
     def __init__(self, device: Device, batch: int, num_kv_heads: int, capacity: int, dims: tuple[int, int],
                  dtypes: tuple[str, str], num_layers: int) -> None:
         self.device = device
+        self.dims = dims
         self.dtypes = dtypes
         self.layer_words = [packed_words((batch, num_kv_heads, capacity, dim), dtype)
                             for dim, dtype in zip(dims, dtypes, strict=True)]
@@ -33,15 +34,18 @@ class CacheStorage:
                 f"one layer of the cache needs {4 * max(self.layer_words)} bytes; the largest storage buffer of "
                 f'"{device.info.name}" is {limit} bytes. Hint: lower `capacity` or `batch`.')
         self.groups: list[tuple[Buffer, Buffer]] = []
+        made: list[Buffer] = []
         try:
             for start in range(0, num_layers, self.layers_per_group):
                 count = min(self.layers_per_group, num_layers - start)
-                pair = [device.buffer(count * words, "storage", f"{name} cache, layers {start}-{start + count - 1}")
-                        for name, words in zip(("key", "value"), self.layer_words, strict=True)]
-                self.groups.append((pair[0], pair[1]))
+                for name, words in zip(("key", "value"), self.layer_words, strict=True):
+                    made.append(device.buffer(count * words, "storage",
+                                              f"{name} cache, layers {start}-{start + count - 1}"))
         except CapacityError:
-            self.close()
+            for buffer in made:
+                buffer.destroy()
             raise
+        self.groups = list(zip(made[::2], made[1::2], strict=True))
 
     @property
     def nbytes(self) -> int:

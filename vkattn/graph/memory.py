@@ -55,7 +55,8 @@ def place(needs: Iterable[Need], max_words: int) -> dict[Hashable, Spot]:
     for need in sorted(needs, key=lambda need: (-need.words, need.first)):
         size = padded(need.words)
         if size > max_words:
-            raise CapacityError(f"{need.key} needs {4 * size} bytes; the device's largest storage buffer is "
+            name = " ".join(map(str, need.key)) if isinstance(need.key, tuple) else need.key
+            raise CapacityError(f"{name} needs {4 * size} bytes; the device's largest storage buffer is "
                                 f"{4 * max_words} bytes. Hint: lower a capacity.")
         arena = 0
         while True:

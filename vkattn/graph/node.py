@@ -43,6 +43,8 @@ class Dispatch:
     groups : workgroups in x.
     submission : dispatches with different numbers are never put into one submission; ascending.
     code : SPIR-V of a kernel that is not in the manifest; None for one that is.
+    label : what the dispatch is for, such as the node of a graph; only shown.
+    spec : value of each specialization constant of the variant, in order; () leaves the defaults.
     """
 
     variant: Variant
@@ -51,6 +53,8 @@ class Dispatch:
     groups: int = 1
     submission: int = 0
     code: bytes | None = field(default=None, repr=False)
+    label: str = ""
+    spec: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.bindings) != len(self.variant.bindings):
@@ -60,6 +64,9 @@ class Dispatch:
         if set(self.push) != set(self.variant.push):
             raise PlanError(f"{self.variant.name} takes the push constants {sorted(self.variant.push)}; "
                             f"got {sorted(self.push)}.")
+        if self.spec and len(self.spec) != len(self.variant.spec):
+            raise PlanError(f"{self.variant.name} takes {len(self.variant.spec)} specialization constants; "
+                            f"got {len(self.spec)}.")
 
     @property
     def push_words(self) -> np.ndarray:

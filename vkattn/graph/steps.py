@@ -32,7 +32,11 @@ class Base:
 
 @dataclass(frozen=True)
 class Step:
-    """A dispatch to be. ``block`` is the key of its params block; ``chunk`` counts chunks of query rows."""
+    """A dispatch to be. ``block`` is the key of its params block; ``chunk`` counts chunks of query rows.
+
+    ``mode`` is "short" or "long" for a step that belongs to one way of computing a node, chosen at every run by its live
+    lengths; "" for one that always runs.
+    """
 
     node: str
     variant: Variant
@@ -42,6 +46,8 @@ class Step:
     push: Mapping[str, int] = field(default_factory=dict)
     groups: int = 1
     chunk: int = 0
+    mode: str = ""
+    spec: tuple[int, ...] = ()
     code: bytes | None = field(default=None, repr=False)
 
     def touched(self) -> list[tuple[Resource, bool]]:

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import PlanError
+import numpy as np
+
+from ..errors import OptionError, PlanError
 from ..layout import packed_words
 
 
@@ -94,6 +96,19 @@ class Position:
     owner: Any = field(repr=False, compare=False)
     name: str
 
+    def __str__(self) -> str:
+        return repr(self.name)
+
+    def per_batch(self, scalars: Mapping[str, np.ndarray], batch_size: int) -> np.ndarray:
+        """Return what a run gave, int64 ``[batch_size]``, or raise OptionError if it is for another batch."""
+        values = scalars[self.name]
+        if len(values) == batch_size:
+            return values
+        if len(values) != 1:
+            raise OptionError(f"position {self.name!r} has {len(values)} entries; it must be an integer"
+                              f"{'' if batch_size == 1 else f', or {batch_size} of them, one per batch entry'}.")
+        return np.full(batch_size, values[0])
+
 
 @dataclass(frozen=True, eq=False)
 class CacheValue:
@@ -112,3 +127,6 @@ class CacheValue:
     new_len: Size = 0
     version: int = 0
     group: int | None = None
+
+    def __str__(self) -> str:
+        return f"cache {self.name!r}" if self.layer is None else f"layer {self.layer} of cache {self.name!r}"

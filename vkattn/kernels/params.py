@@ -43,6 +43,8 @@ FIELDS: tuple[tuple[str, str], ...] = (
     ("mask_stride_col", "u"),
     ("score_stride", "u"),  # vecs in a row of the score buffer
     ("tiles_per_chunk", "u"),  # row tiles whose scores the buffer holds
+    ("num_splits", "u"),  # attn_split: parts of the keys of one head
+    ("keys_per_split", "u"),
     ("key_offset", "u"),  # where the layer's keys and values start, in vecs: a run-time choice of layer
     ("value_offset", "u"),
     ("new_k_stride_batch", "u"),  # the rows that kv_append writes to the cache

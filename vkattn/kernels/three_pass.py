@@ -30,8 +30,8 @@ DISPATCH_SECONDS = 0.25
 CHUNKS_PER_SUBMISSION = 4
 
 
-def variants(problem: Problem) -> tuple[Variant, Variant, Variant]:
-    """Return the variants of the three passes for the dtypes of ``problem``."""
+def variants(problem: Problem, info: DeviceInfo | None = None) -> tuple[Variant, Variant, Variant]:
+    """Return the variants of the three passes for the dtypes of ``problem``; any device."""
     query, key, value, out = (
         AXIS[name] for name in (problem.query_dtype, problem.key_dtype, problem.value_dtype, problem.out_dtype))
     return (variant(f"attn_weights_{query}_{key}"), variant("attn_softmax"), variant(f"attn_output_{value}_{out}"))

@@ -9,8 +9,8 @@ import numpy as np
 from ..dispatch import choose
 from ..dtypes import numpy_dtype
 from ..errors import OptionError, ShapeError
-from ..runtime.device import Device, default_device
-from ..validate import Call, attention_call
+from ..runtime.device import Device, resolve_device
+from ..validate import Call, as_array, attention_call, flag_option
 from .plan import ThreePassPlan, plan_key
 
 
@@ -114,8 +114,7 @@ def attention(
         query, key, value, mask=mask, causal=causal, scale=scale, softcap=softcap, window=window, sinks=sinks,
         alibi_slopes=alibi_slopes, q_offset=q_offset, kv_len=kv_len, layout=layout, return_lse=return_lse,
     )  # fmt: skip
-    device = default_device() if device is None else device
-    device.check()
+    device = resolve_device(device)
     choose(call.problem, device.info, algorithm)
     out, lse = _compute(call, device)
     return (out, lse) if return_lse else out
@@ -192,11 +191,12 @@ def scaled_dot_product_attention(
     >>> scaled_dot_product_attention(x, x, x, is_causal=True).shape
     (2, 4, 6, 16)
     """
-    if dropout_p != 0.0:
+    is_causal, enable_gqa = flag_option(is_causal, "is_causal"), flag_option(enable_gqa, "enable_gqa")
+    if np.ndim(dropout_p) or dropout_p != 0.0:
         raise OptionError(f"`dropout_p` is {dropout_p!r}; it must be 0: this library is for inference.")
     if attn_mask is not None and is_causal:
         raise OptionError("`attn_mask` and `is_causal` are both set; use one. Hint: vkattn.attention takes both.")
-    arrays = [np.asarray(query), np.asarray(key), np.asarray(value)]
+    arrays = [as_array(query, "query"), as_array(key, "key"), as_array(value, "value")]
     shapes = ", ".join(f"`{name}` {array.shape}" for name, array in
                        zip(("query", "key", "value"), arrays, strict=True))
     if any(array.ndim < 2 for array in arrays):
@@ -206,18 +206,17 @@ def scaled_dot_product_attention(
     shared = 3 if enable_gqa else 2
     try:
         lead = np.broadcast_shapes(*(array.shape[:-shared] for array in arrays))
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:  # RuntimeError: more than 32 dimensions
         raise ShapeError(f"{shapes}: the leading dimensions do not broadcast.") from error
     full = [np.broadcast_to(array, lead + array.shape[-shared:]) for array in arrays]
     heads = full[0].shape[-3] if len(full[0].shape) > 2 else 1
     batch = lead if enable_gqa else lead[:-1]
     flat = [array.reshape(int(np.prod(batch, dtype=np.int64)), -1 if array.size else array.shape[-3], *array.shape[-2:])
             if array.ndim > 2 else array.reshape(1, 1, *array.shape) for array in full]
-    mask = None if attn_mask is None else _lead_mask(np.asarray(attn_mask), batch, heads, full)
+    mask = None if attn_mask is None else _lead_mask(as_array(attn_mask, "attn_mask"), batch, heads, full)
     call = attention_call(*flat, mask=mask, mask_name="attn_mask", causal="top_left" if is_causal else None,
                           scale=scale)
-    device = default_device() if device is None else device
-    device.check()
+    device = resolve_device(device)
     choose(call.problem, device.info)
     out, _ = _compute(call, device)
     return out.reshape(*full[0].shape[:-1], full[2].shape[-1])
@@ -233,4 +232,4 @@ def _lead_mask(mask: np.ndarray, batch: tuple[int, ...], heads: int, full: list[
     if padded.ndim != rank or any(size not in (1, limit) for size, limit in zip(padded.shape, target, strict=True)):
         raise ShapeError(f"`attn_mask` has shape {mask.shape}; it must broadcast to {target}.")
     spread = np.broadcast_to(padded, (*batch, *padded.shape[-3:]))
-    return spread.reshape(-1, *padded.shape[-3:])
+    return spread.reshape(int(np.prod(batch, dtype=np.int64)), *padded.shape[-3:])

@@ -6,12 +6,14 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from ..cache.kv_cache import KVCache
 from ..errors import DTypeError, OptionError, PlanError, ShapeError
 from ..graph.steps import Resource
 from ..graph.values import CacheValue, Dim, Position, Size, Value
-from ..layout import join_shape, split_shape
-from ..mask import resolve_causal, resolve_window
+from ..layout import check_layout, join_shape, split_shape
+from ..mask import MAX_POSITION, resolve_causal, resolve_window
 from ..validate import causal_window, check_mixture, finite_option
 from .cache_nodes import CacheNodes
 from .lower import Tensors, output_step, softmax_step, three_passes, weights_step, with_scores
@@ -26,59 +28,64 @@ class AttentionNodes(CacheNodes):
                      window: Any = (None, None), alibi_slopes: Any = None, q_offset: int | Position | None = None,
                      kv_len: int | Position | None = None, layout: str = "bhsd", name: str | None = None) -> Value:
         """Declare pass 1: scaled, masked scores ``[batch, num_heads, q_len, kv_len]``, for `softmax`."""
-        node = self._node(name, "attn_weights")
-        spec = self._spec(node, query, key, None, mask, causal, scale, softcap, window, None, alibi_slopes, q_offset,
-                          kv_len, layout, False)
-        spec = with_scores(spec, self.device.info, 0, whole=True)
-        scores = Value(self, node, (spec.batch_size, spec.num_heads, spec.q_len, spec.kv_len), "float32", "scores",
-                       spec)
-        self._resources[scores] = Resource(scores, spec.score_words, "arena")
-        tensors = self._tensors(query, key, None, mask, scores=self._resources[scores])
-        self._plan.steps.append(weights_step(node, spec, tensors, self.device.info))
-        return scores
+        with self._declaring(name, "attn_weights") as node:
+            spec = self._spec(node, query, key, None, mask, causal, scale, softcap, window, None, alibi_slopes,
+                              q_offset, kv_len, layout, False)
+            spec = with_scores(spec, self.device.info, 0, whole=True)
+            scores = Value(self, node, (spec.batch_size, spec.num_heads, spec.q_len, spec.kv_len), "float32", "scores",
+                           spec)
+            self._resources[scores] = Resource(scores, spec.score_words, "arena")
+            if isinstance(key, CacheValue):
+                self._views[scores] = key
+            tensors = self._tensors(query, key, None, mask, scores=self._resources[scores])
+            self._plan.steps.append(weights_step(node, spec, tensors, self.device.info))
+            return scores
 
     def softmax(self, scores: Value, *, sinks: Any = None, return_lse: bool = False, name: str | None = None) -> Any:
         """Declare pass 2: the weights of ``scores``, which they replace; and the lse ``[batch, num_heads, q_len]``."""
-        node = self._node(name, "softmax")
-        check_value(scores, self, "scores", node)
-        if scores.kind != "scores":
-            raise PlanError(f"{node}: `scores` is {scores}; it must come from attn_weights.")
-        if scores in self._softmaxed:
-            raise PlanError(f"{node}: {scores} was already replaced by its softmax in {self._softmaxed[scores]}.")
-        self._softmaxed[scores] = node
-        self._used.add(scores)
-        spec = replace(scores.about, sinks=self._per_head(sinks, "sinks", scores.about.num_heads),
-                       return_lse=return_lse)
-        probs = Value(self, node, scores.shape, "float32", "probs", spec)
-        self._resources[probs] = self._resources[scores]
-        lse = Value(self, f"{node} lse", scores.shape[:3], "float32")
-        tensors = self._tensors(None, None, None, None, scores=self._resources[scores])
-        if return_lse:
-            tensors = replace(tensors, lse=self._new(lse))
-        self._plan.steps.append(softmax_step(node, spec, tensors, self.device.info))
-        return (probs, lse) if return_lse else probs
+        with self._declaring(name, "softmax") as node:
+            check_value(scores, self, "scores", node)
+            if scores.kind != "scores":
+                raise PlanError(f"{node}: `scores` is {scores}; it must come from attn_weights.")
+            if scores in self._softmaxed:
+                raise PlanError(f"{node}: {scores} was already replaced by its softmax in {self._softmaxed[scores]}.")
+            self._softmaxed[scores] = node
+            self._used.add(scores)
+            spec = replace(scores.about, sinks=self._per_head(sinks, "sinks", scores.about.num_heads),
+                           return_lse=return_lse)
+            probs = Value(self, node, scores.shape, "float32", "probs", spec)
+            self._resources[probs] = self._resources[scores]
+            if scores in self._views:
+                self._views[probs] = self._views[scores]
+            lse = Value(self, f"{node} lse", scores.shape[:3], "float32")
+            tensors = self._tensors(None, None, None, None, scores=self._resources[scores])
+            if return_lse:
+                tensors = replace(tensors, lse=self._new(lse))
+            self._plan.steps.append(softmax_step(node, spec, tensors, self.device.info))
+            return (probs, lse) if return_lse else probs
 
     def attn_output(self, probs: Value, value: Value | CacheValue, *, name: str | None = None) -> Value:
         """Declare pass 3: weights times values, in the query's dtype and layout."""
-        node = self._node(name, "attn_output")
-        check_value(probs, self, "probs", node)
-        if probs.kind != "probs":
-            raise PlanError(f"{node}: `probs` is {probs}; it must come from softmax.")
-        self._used.add(probs)
-        spec: AttentionSpec = probs.about
-        if spec.cache is not None or isinstance(value, CacheValue):
-            if not isinstance(value, CacheValue) or value.cache is not spec.cache:
-                raise PlanError(f"{node}: the scores and `value` must read the same cache.")
-            self._check_view(node, value)
-            spec = replace(spec, value_dim=value.cache.value_dim)
-        else:
-            spec = replace(spec, value_dim=self._check_keys(node, "value", value, spec))
-        out = Value(self, node, join_shape(spec.batch_size, spec.num_heads, spec.q_len,  # type: ignore[arg-type]
-                                           spec.value_dim, spec.layout),
-                    spec.query_dtype)
-        tensors = self._tensors(None, None, value, None, scores=self._resources[probs], out=self._new(out))
-        self._plan.steps.append(output_step(node, spec, tensors, self.device.info))
-        return out
+        with self._declaring(name, "attn_output") as node:
+            check_value(probs, self, "probs", node)
+            if probs.kind != "probs":
+                raise PlanError(f"{node}: `probs` is {probs}; it must come from softmax.")
+            self._used.add(probs)
+            spec: AttentionSpec = probs.about
+            if spec.storage is not None or isinstance(value, CacheValue):
+                if not isinstance(value, CacheValue) or value is not self._views.get(probs):
+                    raise PlanError(f"{node}: `value` is {value}; the scores and the values must be read from the same "
+                                    "append to a cache, or neither from one.")
+                self._check_view(node, value)
+                spec = replace(spec, value_dim=value.cache.value_dim)
+            else:
+                spec = replace(spec, value_dim=self._check_keys(node, "value", value, spec))
+            out = Value(self, node, join_shape(spec.batch_size, spec.num_heads, spec.q_len,  # type: ignore[arg-type]
+                                               spec.value_dim, spec.layout),
+                        spec.query_dtype)
+            tensors = self._tensors(None, None, value, None, scores=self._resources[probs], out=self._new(out))
+            self._plan.steps.append(output_step(node, spec, tensors, self.device.info))
+            return out
 
     def attention(self, query: Value, key: Value | CacheValue, value: Value | CacheValue, *, mask: Value | None = None,
                   causal: str | None = None, scale: float | None = None, softcap: float | None = None,
@@ -91,28 +98,28 @@ class AttentionNodes(CacheNodes):
         -------
         out : Value, the query's shape with value_dim last; with ``return_lse`` also the lse
         """
-        node = self._node(name, "attention")
-        spec = self._spec(node, query, key, value, mask, causal, scale, softcap, window, sinks, alibi_slopes, q_offset,
-                          kv_len, layout, return_lse)
-        return self._attend(node, spec, query, key, value, mask)
+        with self._declaring(name, "attention") as node:
+            spec = self._spec(node, query, key, value, mask, causal, scale, softcap, window, sinks, alibi_slopes,
+                              q_offset, kv_len, layout, return_lse)
+            return self._attend(node, spec, query, key, value, mask)
 
     def sdpa_with_kv_cache(self, query: Value, key: Value, value: Value, cache: CacheValue, position: Position, *,
                            layer: int | Position = 0, mask: Value | None = None, causal: str | None = "bottom_right",
                            layout: str = "bshd", name: str | None = None, **options: Any) -> Any:
         """Declare an append to a cache and attention over what is live then; see `vkattn.sdpa_with_kv_cache`."""
-        node = self._node(name, "sdpa_with_kv_cache")
-        append, view = self._append_spec(node, cache, key, value, position, layer, layout)
-        unknown = set(options) - {"scale", "softcap", "window", "sinks", "alibi_slopes", "return_lse"}
-        if unknown:
-            raise OptionError(f"{node}: unknown options {sorted(unknown)}.")
-        scale, softcap, window, sinks, slopes, return_lse = (
-            options.get(name, default) for name, default in (
-                ("scale", None), ("softcap", None), ("window", (None, None)), ("sinks", None), ("alibi_slopes", None),
-                ("return_lse", False)))
-        spec = self._spec(node, query, view, view, mask, causal, scale, softcap, window, sinks, slopes, None, None,
-                          layout, bool(return_lse), append)
-        self._append(node, spec, view, key, value)
-        return self._attend(node, spec, query, view, view, mask)
+        with self._declaring(name, "sdpa_with_kv_cache") as node:
+            append, view = self._append_spec(node, cache, key, value, position, layer, layout)
+            unknown = set(options) - {"scale", "softcap", "window", "sinks", "alibi_slopes", "return_lse"}
+            if unknown:
+                raise OptionError(f"{node}: unknown options {sorted(unknown)}.")
+            scale, softcap, window, sinks, slopes, return_lse = (
+                options.get(name, default) for name, default in (
+                    ("scale", None), ("softcap", None), ("window", (None, None)), ("sinks", None),
+                    ("alibi_slopes", None), ("return_lse", False)))
+            spec = self._spec(node, query, view, view, mask, causal, scale, softcap, window, sinks, slopes, None, None,
+                              layout, bool(return_lse), append)
+            self._append(node, spec, view, key, value)
+            return self._attend(node, spec, query, view, view, mask)
 
     def _tensors(self, query: Value | None, key: Any, value: Any, mask: Value | None, *,
                  scores: Resource, out: Resource | None = None) -> Tensors:
@@ -141,6 +148,7 @@ class AttentionNodes(CacheNodes):
               softcap: Any, window: Any, sinks: Any, alibi_slopes: Any, q_offset: Any, kv_len: Any, layout: str,
               return_lse: bool, append: AttentionSpec | None = None) -> AttentionSpec:
         """Check an attention node; return its spec, without a score buffer."""
+        check_layout(layout)
         self._use(node, "query", query)
         if len(query.shape) != 4:
             raise ShapeError(f"{node}: `query` is {query}; it must have 4 dimensions, {' '.join(layout)}.")
@@ -154,6 +162,9 @@ class AttentionNodes(CacheNodes):
             if value is not None and value is not key:
                 raise PlanError(f"{node}: `key` is a cache, so `value` must be the same one.")
             store: KVCache = key.cache
+            if kv_len is not None:
+                raise OptionError(f"{node}: `kv_len` is given, but the live length of a cache is that of the append "
+                                  "before.")
             if causal == "top_left":
                 raise OptionError(f"{node}: `causal` is 'top_left'; with a cache it must be 'bottom_right' or None.")
             if append is not None and q_len != key.new_len:
@@ -161,7 +172,7 @@ class AttentionNodes(CacheNodes):
                                  "many.")
             base = append or AttentionSpec(
                 store.batch, heads, store.num_kv_heads, q_len, store.capacity, store.head_dim, store.value_dim,
-                query.dtype, store.dtype, layout, cache=store, position=key.position, new_len=key.new_len,
+                query.dtype, store.dtype, layout, storage=store.storage, position=key.position, new_len=key.new_len,
                 run_layer=key.layer if isinstance(key.layer, Position) else None)
             if value is None:
                 changes["value_dim"] = 0
@@ -182,17 +193,13 @@ class AttentionNodes(CacheNodes):
         if base.num_kv_heads == 0 or heads % base.num_kv_heads:
             raise ShapeError(f"{node}: `query` has {heads} heads; they must be a multiple of the {base.num_kv_heads} "
                              "KV heads.")
-        try:
-            check_mixture(query.dtype, base.key_dtype, base.key_dtype)
-        except DTypeError as error:
-            raise DTypeError(f"{node}: {error}") from None
+        check_mixture(query.dtype, base.key_dtype, base.key_dtype)
         uses_position = window != (None, None) or alibi_slopes is not None
         if uses_position and causal is None and q_offset is None and not (
                 kv_len is None and q_len == base.kv_len):
             raise OptionError(f"{node}: `q_offset` is needed with a window or ALiBi where causal is None.")
         for argument, given in (("q_offset", q_offset), ("kv_len", kv_len)):
-            if isinstance(given, Position):
-                check_value(given, self, argument, node)
+            self._check_scalar(node, argument, given)
         if mask is not None:
             changes |= self._mask(node, mask, (batch, heads, q_len, base.kv_len), query.dtype)
         if softcap is not None and finite_option(softcap, "softcap", "a positive finite number, or None") <= 0:
@@ -203,6 +210,16 @@ class AttentionNodes(CacheNodes):
             softcap=None if softcap is None else float(softcap), window=causal_window(causal, window),
             alibi_slopes=self._per_head(alibi_slopes, "alibi_slopes", heads),
             sinks=self._per_head(sinks, "sinks", heads), return_lse=bool(return_lse))
+
+    def _check_scalar(self, node: str, argument: str, given: Any) -> None:
+        """Raise unless ``given`` is a position of this graph, an integer or None."""
+        if isinstance(given, Position):
+            check_value(given, self, argument, node, Position)
+        elif given is not None:
+            is_integer = isinstance(given, (int, np.integer)) and not isinstance(given, bool)
+            if not is_integer or not -MAX_POSITION <= given <= MAX_POSITION:
+                raise OptionError(f"{node}: `{argument}` is {given!r}; it must be a position of this GraphBuilder, or "
+                                  f"an integer within +-{MAX_POSITION}.")
 
     def _mask(self, node: str, mask: Value, full: tuple[Size, ...], query_dtype: str) -> dict[str, Any]:
         """Return the spec's mask fields, or raise if the mask does not broadcast to ``full``."""

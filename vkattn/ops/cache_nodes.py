@@ -6,11 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 from ..cache.kv_cache import KVCache
-from ..errors import CapacityError, DTypeError, PlanError, ShapeError
+from ..errors import CapacityError, PlanError, ShapeError
 from ..graph.steps import Resource
 from ..graph.values import CacheValue, Position, Value, capacity
-from ..layout import split_shape
+from ..layout import check_layout, split_shape
 from .declare import Declarations
+from .graph import Append
 from .lower import append_step
 from .spec import AttentionSpec, check_value
 
@@ -30,10 +31,10 @@ class CacheNodes(Declarations):
         layer : int or Position
             A Position lets every run choose; the cache must then lie in one pair of buffers.
         """
-        node = self._node(name, "kv_append")
-        spec, view = self._append_spec(node, cache, key, value, position, layer, layout)
-        self._append(node, spec, view, key, value)
-        return view
+        with self._declaring(name, "kv_append") as node:
+            spec, view = self._append_spec(node, cache, key, value, position, layer, layout)
+            self._append(node, spec, view, key, value)
+            return view
 
     def _cache_resources(self, view: CacheValue) -> tuple[Resource, Resource]:
         """Return the key and value words of a layer of a cache, or of its whole group if the run chooses the layer."""
@@ -54,11 +55,12 @@ class CacheNodes(Declarations):
     def _append_spec(self, node: str, cache: CacheValue, key: Value, value: Value, position: Position,
                      layer: int | Position, layout: str) -> tuple[AttentionSpec, CacheValue]:
         """Check an append; return a spec that describes it, and the view of the cache after it."""
-        check_value(cache, self, "cache", node)
-        check_value(position, self, "position", node)
+        check_layout(layout)
+        check_value(cache, self, "cache", node, CacheValue)
+        check_value(position, self, "position", node, Position)
         store: KVCache = cache.cache
         if isinstance(layer, Position):
-            check_value(layer, self, "layer", node)
+            check_value(layer, self, "layer", node, Position)
             if len(store.storage.groups) > 1 and cache.group is None:
                 raise PlanError(f"{node}: the cache lies in {len(store.storage.groups)} pairs of buffers, so `layer` "
                                 "must be a number.")
@@ -70,10 +72,7 @@ class CacheNodes(Declarations):
                 raise ShapeError(f"{node}: `{argument}` is {given}; it must have 4 dimensions, {' '.join(layout)}.")
         sizes = [split_shape(given.shape, layout) for given in (key, value)]  # type: ignore[arg-type]
         shapes = [(b, capacity(tokens), heads, dim) for b, heads, tokens, dim in sizes]
-        try:
-            dtype = store.check_rows(shapes[0], shapes[1], key.dtype, value.dtype)
-        except (ShapeError, DTypeError) as error:
-            raise type(error)(f"{node}: {error}") from None
+        dtype = store.check_rows(shapes[0], shapes[1], key.dtype, value.dtype)
         tokens = sizes[0][2]
         if tokens != sizes[1][2]:
             raise ShapeError(f"{node}: `key` is {key} but `value` is {value}; they must have the same tokens.")
@@ -83,15 +82,15 @@ class CacheNodes(Declarations):
         version, earlier = self._versions.get(place, (0, ""))
         rival = next((n for (owner, other), (_, n) in self._versions.items()
                       if owner == id(store) and (isinstance(other, Position) != isinstance(layer, Position))), None)
-        if rival or (earlier and self._plan.appends[earlier][1] == position.name):
+        if rival or (earlier and self._plan.appends[earlier].position == position):
             raise PlanError(f"{node}: layer {layer} of cache {cache.name!r} is already appended to by "
                             f"{rival or earlier} at the same position; the second would overwrite the first.")
         self._versions[place] = (version + 1, node)
-        self._plan.appends[node] = (cache.name, position.name, tokens, layer)
+        self._plan.appends[node] = Append(cache.name, position, tokens, layer, cache.group)
         view = replace(cache, layer=layer, position=position, new_len=tokens, version=version + 1)
         spec = AttentionSpec(
             store.batch, store.num_kv_heads, store.num_kv_heads, tokens, store.capacity, store.head_dim,
-            store.value_dim, "float32", store.dtype, layout, cache=store, position=position, new_len=tokens,
+            store.value_dim, "float32", store.dtype, layout, storage=store.storage, position=position, new_len=tokens,
             new_dtype=dtype, new_layout=layout, run_layer=layer if isinstance(layer, Position) else None)
         return spec, view
 
@@ -101,7 +100,7 @@ class CacheNodes(Declarations):
                                             self.device.info))
 
     def _check_view(self, node: str, view: CacheValue) -> None:
-        check_value(view, self, "key", node)
+        check_value(view, self, "key", node, CacheValue)
         if view.layer is None:
             raise PlanError(f"{node}: cache {view.name!r} has to be appended to first. Hint: pass what kv_append "
                             "returned, or use sdpa_with_kv_cache.")

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 
 from ..cache.kv_cache import CacheLayer, KVCache
+from ..dtypes import FLOAT_DTYPES, dtype_name, numpy_dtype
 from ..errors import OptionError, ShapeError
 from ..graph.values import Dim
 from ..layout import split_shape
 from ..mask import resolve_causal
-from ..validate import attention_call, check_mask, check_mixture
+from ..validate import as_array, attention_call, check_mask
 from .builder import GraphBuilder
 from .graph import Graph
 
@@ -84,22 +85,25 @@ def sdpa_with_kv_cache(
     (1, 3, 4, 8)
     """
     store, layer = _store(cache)
-    call = attention_call(query, key, value, scale=scale, softcap=softcap, window=window, sinks=sinks,
+    new = {"key": as_array(key, "key"), "value": as_array(value, "value")}
+    new_dtypes = [dtype_name(array, name, FLOAT_DTYPES) for name, array in new.items()]
+    # The queries meet the rows as the cache holds them: stand-ins of its dtype are checked in their place.
+    rounded = [np.broadcast_to(np.zeros((), numpy_dtype(store.dtype)), array.shape) for array in new.values()]
+    call = attention_call(query, *rounded, scale=scale, softcap=softcap, window=window, sinks=sinks,
                           alibi_slopes=alibi_slopes, q_offset=0, layout=layout, return_lse=return_lse)
     problem, options = call.problem, call.options
     if problem.max_kv_len != problem.max_q_len:
         raise ShapeError(f"`key` has shape {call.key.shape} and `query` {call.query.shape} (layout {layout}): there "
                          "must be as many new keys as queries.")
-    check_mixture(problem.query_dtype, store.dtype, store.dtype)
     if resolve_causal(causal) == "top_left":
         raise OptionError("`causal` is 'top_left'; with a cache it must be 'bottom_right' or None.")
-    rows = [(b, s, h, d) for b, h, s, d in (split_shape(array.shape, layout) for array in (call.key, call.value))]
-    store.check_rows(rows[0], rows[1], problem.key_dtype, problem.value_dtype)
+    rows = [(b, s, h, d) for b, h, s, d in (split_shape(array.shape, layout) for array in new.values())]
+    store.check_rows(rows[0], rows[1], *new_dtypes)
     with store.device.lock:
         start = store.check_append(input_pos, options.q_len, layer)
         longest = int(start.max()) + options.q_len
         checked = _mask(mask, (problem.batch_size, problem.num_heads, options.q_len), longest, problem.query_dtype)
-        inputs = {"query": call.query, "key": call.key, "value": call.value}
+        inputs = {"query": call.query} | new
         if checked is not None:
             inputs["mask"] = checked
         group = store.storage.place(layer)[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,17 +13,29 @@ from ..graph.hazards import segments
 from ..graph.memory import Need, Spot, arena_words, padded, place
 from ..graph.node import Binding, Dispatch
 from ..graph.steps import Base, Resource, Step
-from ..graph.values import Dim, Size, Value
+from ..graph.values import Dim, Position, Size, Value, live
 from ..kernels.manifest import variant
 from ..kernels.three_pass import CHUNKS_PER_SUBMISSION
+from ..mask import MAX_POSITION
 from ..runtime.buffer import Buffer
 from ..runtime.device import Device
 from ..runtime.recording import Recording
 from .host import as_input, bind_shape, output_words, read_output, write_input
 from .report import Report, Row
 from .spec import Block, DimsBlock
+from .timings import Span, Timings
 
 HOST_POOLS = ("input", "output")
+
+
+class Append(NamedTuple):
+    """An append to a cache: its name in the graph, where row 0 goes, rows, the layer, and the group of buffers."""
+
+    cache: str
+    position: Position
+    tokens: Size
+    layer: int | Position
+    group: int | None
 
 
 @dataclass
@@ -39,8 +51,8 @@ class Plan:
     caches: dict[str, Any] = field(default_factory=dict)
     own_caches: list[Any] = field(default_factory=list)
     cache_places: dict[Any, tuple[Buffer, int]] = field(default_factory=dict)
-    #: node -> (cache name, position name, tokens, layer)
-    appends: dict[str, tuple[str, str, Size, Any]] = field(default_factory=dict)
+    #: By node.
+    appends: dict[str, Append] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
 
 
@@ -75,7 +87,7 @@ class Graph:
         device, plan = self.device, self._plan
         steps = self._steps()
         self._blocks, params_words = self._make_blocks(steps)
-        self._params = self._buffer("params", max(params_words + len(plan.inputs), 4), "host")
+        self._params = self._buffer("params", max(params_words + len(plan.inputs) + len(plan.outputs), 4), "host")
         self._counts_at = params_words
         self._zero = self._buffer("nothing", 4, "storage")
         self._place(steps)
@@ -107,16 +119,22 @@ class Graph:
         copies: dict[int, list[Step]] = {}
         direct: dict[Any, Resource] = {}
         self._output_places: dict[str, Resource] = {}
-        for name, value in plan.outputs.items():
+        #: Outputs whose live words a run copies, with the index of the word that counts them.
+        self._copied: dict[str, int] = {}
+        for index, (name, value) in enumerate(plan.outputs.items(), start=len(plan.inputs)):
             source = self._resources[value]
+            if source.key in direct:  # a second name for the same value
+                self._output_places[name] = direct[source.key]
+                continue
             target = Resource((name, "output"), source.words, "output")
             self._output_places[name] = target
             is_last = read_later[source.key] < plan.output_at[name] and not any(
                 self._reads(step, source) for step in plan.steps)
-            if is_last and value.kind == "tensor" and source.key not in direct:
+            if is_last and value.kind == "tensor":
                 direct[source.key] = target
             else:
-                copies.setdefault(plan.output_at[name], []).append(self._copy(f"output {name}", source, target, None))
+                self._copied[name] = index
+                copies.setdefault(plan.output_at[name], []).append(self._copy(f"output {name}", source, target, index))
         for at, step in enumerate(plan.steps):
             result += copies.get(at, [])
             swapped = tuple(direct.get(r.key) or near.get(r.key) or r for r in step.resources)
@@ -128,12 +146,11 @@ class Graph:
         return any(touched.key == resource.key and declared.reads
                    for touched, declared in zip(step.resources, step.variant.bindings, strict=True))
 
-    def _copy(self, node: str, source: Resource, target: Resource, count_of_input: int | None) -> Step:
+    def _copy(self, node: str, source: Resource, target: Resource, index: int) -> Step:
+        """Return a copy of as many words as the params word ``index`` behind the blocks says in a run."""
         params = Resource("params", 0, "params")
-        count = {"count_index": 0xFFFFFFFF, "count": source.words} if count_of_input is None else {
-            "count_index": count_of_input, "count": 0}
         bases = (Base("src_offset", 1, 1), Base("dst_offset", 2, 1))
-        return Step(node, variant("copy"), (params, source, target), bases, None, count,
+        return Step(node, variant("copy"), (params, source, target), bases, None, {"count_index": index, "count": 0},
                     min(512, self.device.info.max_workgroup_count[0]))
 
     def _make_blocks(self, steps: list[Step]) -> tuple[dict[Any, Block | DimsBlock], int]:
@@ -193,10 +210,10 @@ class Graph:
         if step.block is not None:
             key = step.block.sizes if isinstance(step.block, DimsBlock) else step.block
             push["params_base"] = self._blocks[key].base
-        elif "count_index" in push and push["count_index"] != 0xFFFFFFFF:
+        elif "count_index" in push:
             push["count_index"] += self._counts_at
         return Dispatch(step.variant, tuple(bindings), push, step.groups, step.chunk // CHUNKS_PER_SUBMISSION,
-                        step.code)
+                        step.code, step.node)
 
     def _upload_constants(self) -> None:
         for value, array in self._plan.constants.items():
@@ -247,6 +264,8 @@ class Graph:
             chunks = 1
             for block in self._blocks.values():
                 chunks = max(chunks, block.write(self._params.words, dims, scalars))
+            for name, index in self._copied.items():
+                self._params.words[self._counts_at + index] = output_words(self._plan.outputs[name], dims, scalars)
             self._latest = self._recording(chunks)
             self._latest.run()
             for cache, position, tokens, layer in notes:
@@ -254,7 +273,7 @@ class Graph:
             results = {}
             for name, value in self._plan.outputs.items():
                 buffer, start, _ = self._spots[self._output_places[name].key]
-                count = output_words(value, dims)
+                count = output_words(value, dims, scalars)
                 results[name] = read_output(buffer.words[start : start + count], value, dims, scalars)
         return results
 
@@ -287,50 +306,63 @@ class Graph:
 
     def _scalars(self, given: Mapping[str, Any]) -> dict[str, np.ndarray]:
         result = {}
-        batch = self._batch
         for name in self._plan.positions:
             if name not in given:
                 raise PlanError(f"position {name!r} is missing. Hint: run(inputs, {name}=...).")
             value = np.asarray(given[name])
-            if value.dtype.kind not in "iu" or value.shape not in ((), (batch,)):
-                raise OptionError(f"position {name!r} is {given[name]!r}; it must be an integer, or integers of shape "
-                                  f"({batch},).")
-            if value.size and (int(value.min()) < -(2**29) or int(value.max()) > 2**29):
-                raise OptionError(f"position {name!r} is {given[name]!r}; it must be within +-2^29.")
-            result[name] = np.broadcast_to(value, (batch,)).astype(np.int64)
+            if value.dtype.kind not in "iu" or value.ndim > 1 or value.size == 0:
+                raise OptionError(f"position {name!r} is {given[name]!r}; it must be an integer, or one for each batch "
+                                  "entry.")
+            if int(value.min()) < -MAX_POSITION or int(value.max()) > MAX_POSITION:
+                raise OptionError(f"position {name!r} is {given[name]!r}; it must be within +-{MAX_POSITION}.")
+            result[name] = value.astype(np.int64).reshape(-1)
         return result
 
-    @property
-    def _batch(self) -> int:
-        return next((block.spec.batch_size for block in self._blocks.values() if isinstance(block, Block)), 1)
-
     def _check_appends(self, dims: Mapping[str, int], scalars: Mapping[str, np.ndarray]) -> list[tuple[Any, ...]]:
-        """Check every append of this run; return what to note in the caches once it has run."""
-        notes = []
-        for cache_name, position, tokens, layer in self._plan.appends.values():
-            cache = self._plan.caches[cache_name]
+        """Check every append of this run in turn; return what to note in the caches once it has run."""
+        notes: list[tuple[Any, ...]] = []
+        lengths: dict[tuple[str, int], np.ndarray] = {}
+        chosen_by: dict[tuple[str, int], int | Position] = {}
+        for node, append in self._plan.appends.items():
+            cache = self._plan.caches[append.cache]
             cache.check()
-            count = dims[tokens.name] if isinstance(tokens, Dim) else tokens
-            if not isinstance(layer, int):
-                layer = cache.check_layer(scalars[layer.name][0])
-            start = cache.check_append(scalars[position], count, layer)
+            layer = append.layer
+            if isinstance(layer, Position):
+                layer = cache.check_layer(layer.per_batch(scalars, 1)[0])
+                if cache.storage.place(layer)[0] != (append.group or 0):
+                    raise OptionError(f"{node}: layer {layer} of cache {append.cache!r} is in another pair of buffers "
+                                      "than the one that this graph is for.")
+            place = (append.cache, layer)
+            if chosen_by.setdefault(place, append.layer) != append.layer:
+                raise PlanError(f"{node}: layer {layer} of cache {append.cache!r} is chosen by position "
+                                f"{chosen_by[place]} too; each append of a run needs a layer of its own.")
+            count = live(append.tokens, dims)
+            start = cache.check_append(append.position.per_batch(scalars, cache.batch), count, layer,
+                                       lengths.get(place))
+            lengths[place] = start + count
             notes.append((cache, start, count, layer))
         return notes
 
     # --- looking ----------------------------------------------------------------------------------------------------
 
-    def timings(self) -> list[tuple[str, float]]:
-        """Run the last run's recording once more, with timestamps: (kernel variant, nanoseconds) of each dispatch.
+    def timings(self) -> Timings:
+        """Run the last run's recording once more, with timestamps: node, kernel variant, nanoseconds of each dispatch.
 
-        The appends of that run are repeated at the same place, so caches do not change. The recording with timestamps
-        is made at the first call; the timestamps keep dispatches from overlapping.
+        ``str(timings)`` is a table and ``timings.as_dict()`` is for JSON. The appends of that run are repeated at the
+        same place, so caches do not change unless something else wrote there since. The recording with timestamps is
+        made at the first call; the timestamps keep dispatches from overlapping.
         """
         if self._closed:
             raise ClosedError("a graph was used after close().")
-        return self._latest.timings()
+        for cache in self._plan.caches.values():
+            cache.check()
+        spans = zip(self._latest.dispatches, self._latest.timings(), strict=True)
+        return Timings(Span(dispatch.label, variant_name, span) for dispatch, (variant_name, span) in spans)
 
     def report(self) -> Report:
         """Return what the graph holds: buffers, scratch and who shares it, dispatches, pipelines."""
+        if self._closed:
+            raise ClosedError("a graph was used after close().")
         rows = [Row(buffer.name, buffer.kind, buffer.size_bytes) for buffer in self._buffers]
         shared = {}
         for need in self._needs:

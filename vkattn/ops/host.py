@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from ..errors import CapacityError, DTypeError, PlanError, ShapeError
 from ..graph.values import Dim, Shape, Value, lives, words_of
-from ..kernels.three_pass import BLOCK_ROWS
+from ..kernels.three_pass import BLOCK_COLS, BLOCK_ROWS
 from ..layout import pack_into, unpack
 from ..mask import visible
 from .inputs import write_mask
@@ -46,7 +47,7 @@ def write_input(words: np.ndarray, array: np.ndarray, dtype: str) -> int:
     """Write ``array`` at the start of ``words``; return how many words that took."""
     count = words_of(array.shape, dtype)
     if dtype == "bool":
-        write_mask(words[:count], array.reshape((1,) * (4 - array.ndim) + array.shape) if array.ndim < 4 else array)
+        write_mask(words[:count], array.reshape(1, 1, -1, array.shape[-1]))
     else:
         pack_into(words[:count], array, dtype)
     return count
@@ -55,11 +56,22 @@ def write_input(words: np.ndarray, array: np.ndarray, dtype: str) -> int:
 def read_output(
     words: np.ndarray, value: Value, dims: Mapping[str, int], scalars: Mapping[str, np.ndarray]
 ) -> np.ndarray:
-    """Return a fresh array of an output's live words."""
+    """Return a fresh array of an output's live ``words``."""
     if value.kind != "tensor":
         return _read_scores(words, value, dims, scalars)
     shape = lives(value.shape, dims)
-    return unpack(words[: words_of(shape, value.dtype)], shape, value.dtype)
+    if value.dtype == "bool":
+        bits = words.view(np.uint8).reshape(*shape[:-1], -1)
+        return np.unpackbits(bits, axis=-1, count=shape[-1], bitorder="little").view(np.bool_)
+    return unpack(words, shape, value.dtype)
+
+
+def _score_tiles(value: Value, dims: Mapping[str, int], longest: int) -> tuple[int, int, int, int]:
+    """Return the shape (batch, KV heads, rows, columns) in which the passes hold the live scores."""
+    spec = value.about
+    batch, heads, q_len, _ = lives(value.shape, dims)
+    rows = q_len * (heads // spec.num_kv_heads)
+    return batch, spec.num_kv_heads, -(-rows // BLOCK_ROWS) * BLOCK_ROWS, -(-longest // BLOCK_COLS) * BLOCK_COLS
 
 
 def _read_scores(words: np.ndarray, value: Value, dims: Mapping[str, int],
@@ -72,20 +84,18 @@ def _read_scores(words: np.ndarray, value: Value, dims: Mapping[str, int],
     batch, heads, q_len, _ = lives(value.shape, dims)
     kv_len, q_offset, _ = spec.lengths(dims, scalars)
     longest = int(kv_len.max())
-    group, stride = heads // spec.num_kv_heads, -(-longest // 64) * 64
-    rows = -(-q_len * group // BLOCK_ROWS) * BLOCK_ROWS
-    tiles = words[: batch * spec.num_kv_heads * rows * stride].view(np.float32)
-    tiles = tiles.reshape(batch, spec.num_kv_heads, rows, stride)[:, :, : q_len * group, :longest]
+    group = heads // spec.num_kv_heads
+    tiles = words.view(np.float32).reshape(_score_tiles(value, dims, longest))[:, :, : q_len * group, :longest]
     matrix = tiles.reshape(batch, spec.num_kv_heads, q_len, group, longest).swapaxes(2, 3)
     seen = visible(q_len, longest, q_offset=q_offset, kv_len=kv_len, window=spec.window)[:, None]
     empty = -np.inf if value.kind == "scores" else 0.0
     return np.where(seen, matrix.reshape(batch, heads, q_len, longest), np.float32(empty))
 
 
-def output_words(value: Value, dims: Mapping[str, int]) -> int:
+def output_words(value: Value, dims: Mapping[str, int], scalars: Mapping[str, np.ndarray]) -> int:
     """Return the live words of an output in a run."""
     if value.kind == "tensor":
         return words_of(lives(value.shape, dims), value.dtype)
-    return value.about.score_words  # type: ignore[no-any-return]
+    return math.prod(_score_tiles(value, dims, int(value.about.lengths(dims, scalars)[0].max())))
 
 

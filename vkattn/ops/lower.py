@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from ..caps.model import DeviceInfo
 from ..dtypes import AXIS
+from ..graph.memory import ALIGN_WORDS
 from ..graph.steps import Base, Resource, Step
 from ..graph.values import capacity
 from ..kernels.manifest import variant
@@ -34,10 +35,11 @@ class Tensors:
 def with_scores(spec: AttentionSpec, info: DeviceInfo, budget_words: int, whole: bool) -> AttentionSpec:
     """Return ``spec`` with the words of its score buffer: all of the matrix if ``whole``, else within the budget."""
     q_len, keys = capacity(spec.q_len), capacity(spec.kv_len)
-    limit = min(info.max_storage_buffer_range // 4, budget_words) if not whole else info.max_storage_buffer_range // 4
+    limit = info.max_storage_buffer_range // 4 if whole else min(info.max_storage_buffer_range // 4, budget_words)
+    limit -= limit % ALIGN_WORDS
     cut = replace(spec, score_words=limit).cut(q_len, keys, info)
     needed = cut.row_tiles * cut.tile_words
-    return replace(spec, score_words=needed if whole else min(needed, limit))
+    return replace(spec, score_words=needed if whole else min(needed, limit), whole=whole)
 
 
 def three_passes(node: str, spec: AttentionSpec, tensors: Tensors, info: DeviceInfo) -> list[Step]:

@@ -123,7 +123,7 @@ class ThreePassPlan:
             groups = min(GROUPS[device.info.device_type], device.info.max_workgroup_count[0])
             dispatches = [*uploads, *self._passes(near, groups)]
             self.recording = device.recording(segments(dispatches))
-        except Exception:
+        except BaseException:
             self._free()
             raise
 

@@ -6,15 +6,16 @@ Nodes that are alike (the layers of a model) have equal specs and share one bloc
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ..cache.append import cache_fields, new_row_fields
+from ..cache.storage import CacheStorage
 from ..caps.model import DeviceInfo
-from ..errors import OptionError, PlanError
-from ..graph.values import Position, Shape, Size, capacity, live, lives
+from ..errors import OptionError, PlanError, ShapeError
+from ..graph.values import CacheValue, Position, Shape, Size, Value, capacity, live, lives
 from ..kernels import params
 from ..kernels.three_pass import Chunking, chunking
 from ..layout import row_vecs, vec_strides
@@ -29,8 +30,9 @@ Scalars = Mapping[str, np.ndarray]
 class AttentionSpec:
     """Sizes, dtypes and options of an attention node, or of one of the three passes.
 
-    ``cache`` is a KVCache or None; then ``position`` and ``new_len`` are those of the append before it, and
-    ``run_layer`` chooses the layer if that is left to the run. ``score_words`` is what the score buffer holds.
+    ``storage`` is that of a cache, or None; then ``position`` and ``new_len`` are those of the append before it, and
+    ``run_layer`` chooses the layer if that is left to the run. ``score_words`` is what the score buffer holds: the
+    ``whole`` matrix, or a chunk of its rows at a time.
     """
 
     batch_size: int
@@ -43,7 +45,7 @@ class AttentionSpec:
     query_dtype: str
     key_dtype: str
     layout: str
-    cache: Any = None
+    storage: CacheStorage | None = None
     position: Position | None = None
     new_len: Size = 0
     new_dtype: str = "float32"
@@ -61,6 +63,7 @@ class AttentionSpec:
     sinks: tuple[float, ...] | None = None
     return_lse: bool = False
     score_words: int = 0
+    whole: bool = False
 
     @property
     def problem(self) -> Problem:
@@ -99,14 +102,13 @@ class AttentionSpec:
         }
         values |= self._strides("q", self.num_heads, q_len, self.head_dim, self.query_dtype)
         values |= self._strides("out", self.num_heads, q_len, self.value_dim, self.query_dtype)
-        if self.cache is None:
+        if self.storage is None:
             keys = live(self.kv_len, dims)
             values |= self._strides("k", self.num_kv_heads, keys, self.head_dim, self.key_dtype)
             values |= self._strides("v", self.num_kv_heads, keys, self.value_dim, self.key_dtype)
         else:
-            values |= cache_fields(self.cache)
-            rows = (self.cache.head_dim, self.cache.value_dim)
-            values |= new_row_fields(self.num_kv_heads, live(self.new_len, dims), rows, self.new_dtype,
+            values |= cache_fields(self.storage)
+            values |= new_row_fields(self.num_kv_heads, live(self.new_len, dims), self.storage.dims, self.new_dtype,
                                      self.new_layout)
         return values | self._mask_strides(dims)
 
@@ -126,9 +128,9 @@ class AttentionSpec:
 
     def lengths(self, dims: Dims, scalars: Scalars) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return (kv_len, q_offset, input_pos) of this run, int64 ``[batch_size]`` each."""
-        start = np.zeros(self.batch_size, np.int64) if self.position is None else scalars[self.position.name]
+        start = self._scalar(self.position or 0, scalars)
         q_len = live(self.q_len, dims)
-        if self.cache is not None:
+        if self.storage is not None:
             kv_len = start + live(self.new_len, dims)
         elif self.live_kv_len is None:
             kv_len = np.full(self.batch_size, live(self.kv_len, dims), np.int64)
@@ -147,12 +149,13 @@ class AttentionSpec:
 
     def _scalar(self, value: Position | int, scalars: Scalars) -> np.ndarray:
         if isinstance(value, Position):
-            return scalars[value.name]
+            return value.per_batch(scalars, self.batch_size)
         return np.full(self.batch_size, value, np.int64)
 
     def cut(self, q_len: int, max_kv_len: int, info: DeviceInfo) -> Chunking:
-        """Return how the rows of a run are cut into chunks."""
-        return chunking(self.problem, q_len, max_kv_len, self.score_words, info)
+        """Return how the rows of a run are cut into chunks: one of them if the score buffer holds all rows anyway."""
+        cut = chunking(self.problem, q_len, max_kv_len, self.score_words, info)
+        return replace(cut, tiles_per_chunk=max(cut.row_tiles, 1)) if self.whole else cut
 
 
 class Block:
@@ -181,6 +184,10 @@ class Block:
         kv_len, q_offset, input_pos = spec.lengths(dims, scalars)
         block[: params.HEADER_WORDS] = self._header(dims)
         max_kv_len = int(kv_len.max())
+        columns = 1 if spec.mask_shape is None else live(spec.mask_shape[-1], dims)
+        if 1 < columns < max_kv_len:
+            raise ShapeError(f"a mask has {columns} columns; it needs at least {max_kv_len}, the longest live length, "
+                             "or 1.")
         block[params.INDEX["max_kv_len"]] = max_kv_len
         chunks = 1
         if spec.score_words:
@@ -188,9 +195,9 @@ class Block:
             block[params.INDEX["score_stride"]] = cut.score_stride
             block[params.INDEX["tiles_per_chunk"]] = cut.tiles_per_chunk
             chunks = cut.num_chunks
-        if spec.run_layer is not None:
+        if spec.run_layer is not None and spec.storage is not None:
             layer = int(scalars[spec.run_layer.name][0])
-            for name, offset in spec.cache.storage.offsets(layer).items():
+            for name, offset in spec.storage.offsets(layer).items():
                 block[params.INDEX[name]] = offset
         params.write_lengths(block, spec.batch_size, kv_len, q_offset, input_pos)
         return chunks
@@ -224,7 +231,11 @@ class DimsBlock:
         return 1
 
 
-def check_value(value: Any, owner: Any, argument: str, node: str) -> None:
-    """Raise PlanError unless ``value`` belongs to the builder ``owner``."""
-    if getattr(value, "owner", None) is not owner:
-        raise PlanError(f"{node}: `{argument}` is {value!r}; it must be a value of this GraphBuilder.")
+#: What a user calls the kinds of symbolic values.
+KIND_NAMES = {Value: "a tensor", CacheValue: "a KV cache", Position: "a position"}
+
+
+def check_value(value: Any, owner: Any, argument: str, node: str, kind: type = Value) -> None:
+    """Raise PlanError unless ``value`` is one of this kind and belongs to the builder ``owner``."""
+    if not isinstance(value, kind) or value.owner is not owner:  # type: ignore[attr-defined]
+        raise PlanError(f"{node}: `{argument}` is {value!r:.80}; it must be {KIND_NAMES[kind]} of this GraphBuilder.")

@@ -210,6 +210,17 @@ def default_device() -> Device:
         return _default
 
 
+def resolve_device(device: Any) -> Device:
+    """Return ``device``, ready for use; None is `default_device`. OptionError if it is no Device."""
+    if device is None:
+        device = default_device()
+    if not isinstance(device, Device):
+        raise OptionError(f"`device` is {device!r}; it must be a vkattn.Device, or None for the default device. "
+                          "Hint: vkattn.Device(...) takes an index or a name.")
+    device.check()
+    return device
+
+
 def _close_all() -> None:
     for device in list(_open_devices):
         device.close()

@@ -14,12 +14,12 @@ from ..spirv import load
 if TYPE_CHECKING:
     from .device import Device
 
-#: An explicit empty uint32 array: without it kp takes specialization constants for float bits.
-NO_WORDS = np.array([], np.uint32)
-
 
 def build(device: Device, dispatch: Dispatch) -> Any:
-    """Return the kp Algorithm of ``dispatch``'s variant, buffers and workgroup count."""
+    """Return the kp Algorithm of ``dispatch``'s variant, buffers, workgroup count and specialization constants.
+
+    Both arrays are always given, as uint32: without that kp takes specialization constants for float bits.
+    """
     variant = dispatch.variant
     reasons = device_reasons(variant, device.info)
     if dispatch.groups > device.info.max_workgroup_count[0]:
@@ -28,8 +28,9 @@ def build(device: Device, dispatch: Dispatch) -> Any:
         raise NoKernelError(f'{variant.name} cannot run on "{device.info.name}": {"; ".join(reasons)}.')
     tensors = [binding.buffer.tensor for binding in dispatch.bindings]
     push = np.zeros(len(variant.push), np.uint32)
+    spec = np.array(dispatch.spec, np.uint32)
     code = load(variant) if dispatch.code is None else dispatch.code
-    return device.adopt(device.manager.algorithm(tensors, code, (dispatch.groups, 1, 1), NO_WORDS, push))
+    return device.adopt(device.manager.algorithm(tensors, code, (dispatch.groups, 1, 1), spec, push))
 
 
 class Pipelines:
@@ -47,7 +48,8 @@ class Pipelines:
     def get(self, dispatch: Dispatch) -> Any:
         """Return the kp Algorithm for ``dispatch``, made now if there is none."""
         buffers = (id(binding.buffer) for binding in dispatch.bindings)
-        key = (dispatch.variant.name, dispatch.code, dispatch.groups, *buffers)
+        kernel = dispatch.variant.name if dispatch.code is None else (dispatch.code, len(dispatch.variant.push))
+        key = (kernel, dispatch.groups, dispatch.spec, *buffers)
         if key not in self._made:
             self._made[key] = build(self._device, dispatch)
         return self._made[key]

@@ -41,7 +41,13 @@ class Recording:
         canary = Binding(self._canary)
         self._last = Dispatch(copy, (canary, canary, canary), {
             "count_index": 0xFFFFFFFF, "count": 1, "src_offset": 0, "dst_offset": 1})
-        self._sequences = [self._record(group, None) for group in self._grouped()]
+        self._sequences: list[Any] = []
+        try:
+            for group in self._grouped():
+                self._sequences.append(self._record(group, None))
+        except BaseException:  # an interrupt too must not leave sequences and pipelines behind
+            self.close()
+            raise
 
     @property
     def num_pipelines(self) -> int:
@@ -49,9 +55,14 @@ class Recording:
         return self._pipelines.count
 
     @property
+    def dispatches(self) -> list[Dispatch]:
+        """Recorded dispatches in their order, without the canary's."""
+        return [dispatch for segment in self._segments for dispatch in segment]
+
+    @property
     def num_dispatches(self) -> int:
         """Recorded dispatches, without the canary's."""
-        return sum(len(segment) for segment in self._segments)
+        return len(self.dispatches)
 
     @property
     def num_segments(self) -> int:
@@ -78,12 +89,21 @@ class Recording:
 
     def _record(self, segments: list[list[Dispatch]], labels: list[str | None] | None) -> Any:
         """Record one Sequence; with ``labels``, one that takes timestamps, and note what each operation is."""
-        kp = self.device.kp
         if labels is None:
             sequence = self.device.adopt(self.device.manager.sequence())
         else:
             count = len(segments) + sum(len(segment) for segment in segments) + SPARE_TIMESTAMPS
             sequence = self.device.adopt(self.device.manager.sequence(0, count))
+        try:
+            self._fill(sequence, segments, labels)
+        except BaseException:
+            self.device.release(sequence)
+            raise
+        return sequence
+
+    def _fill(self, sequence: Any, segments: list[list[Dispatch]], labels: list[str | None] | None) -> None:
+        """Record the segments with their boundaries into ``sequence``."""
+        kp = self.device.kp
         for index, segment in enumerate(segments):
             if index:
                 sequence.record(kp.OpTensorSyncLocal([self.device.boundary_tensor]))
@@ -93,7 +113,6 @@ class Recording:
                 sequence.record(kp.OpAlgoDispatch(self._pipelines_of(dispatch).get(dispatch), dispatch.push_words))
                 if labels is not None:
                     labels.append(None if dispatch is self._last else dispatch.variant.name)
-        return sequence
 
     def run(self) -> None:
         """Submit everything and wait; DeviceError if the last word was not written."""
@@ -123,9 +142,11 @@ class Recording:
         """Run once with timestamps and return (variant name, nanoseconds on the device) of each dispatch in order."""
         self._checked()
         if not self._timed:
+            timed = []
             for group in self._grouped():
                 labels: list[str | None] = []
-                self._timed.append((self._record(group, labels), labels))
+                timed.append((self._record(group, labels), labels))
+            self._timed = timed
         self._evaluate([sequence.eval for sequence, _ in self._timed])
         result = []
         for sequence, labels in self._timed:

@@ -1,0 +1,1 @@
+"""The parts of scripts/validation.py: the runs, the layer's settings and log, the allow-list, the verdict."""
