@@ -118,7 +118,7 @@ def report_tokens(answer: Answer, expected: Answer, tokenizer: Any) -> bool:
     """Print whether the oracle's run chose the same tokens, and return it."""
     leads = [float(best - second) for second, best in (np.sort(logits)[-2:] for logits in expected.logits)]
     if answer.tokens == expected.tokens:
-        difference = max(float(np.abs(a - b).max()) for a, b in zip(answer.logits, expected.logits, strict=True))
+        difference = max(largest_difference(*pair) for pair in zip(answer.logits, expected.logits, strict=True))
         print(f"Same: a second run with the oracle's attention chose the same tokens, all {len(answer.tokens)} (logits "
               f"differ by at most {difference:.1e}; the closest choice had a lead of {min(leads):.1e}).")  # fmt: skip
         return True
@@ -126,8 +126,14 @@ def report_tokens(answer: Answer, expected: Answer, tokenizer: Any) -> bool:
     place = next((i for i, (a, b) in pairs if a != b), min(len(answer.tokens), len(expected.tokens)) - 1)
     chosen, wanted = (tokenizer.id_to_token(run.tokens[place]) for run in (answer, expected))
     print(f"DIFFERENT: token {place + 1} is {chosen!r} with the device's attention and {wanted!r} with the oracle's "
-          f"(which preferred it by {leads[place]:.1e} in the logits).")  # fmt: skip
+          f"(which preferred it by {leads[place]:.1e} in the logits; the logits of the two runs differ by up to "
+          f"{largest_difference(answer.logits[place], expected.logits[place]):.1e} there).")  # fmt: skip
     return False
+
+
+def largest_difference(a: np.ndarray, b: np.ndarray) -> float:
+    """Return the largest difference of two elements."""
+    return float(np.abs(a - b).max())
 
 
 def run(args: argparse.Namespace) -> int:

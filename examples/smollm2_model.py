@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-#: ``attend(layer, query, key, value, position) -> out``: arrays [1, heads, S, D], key and value of the new tokens alone,
-#: which stand at position P on. It keeps them, and attends causally over all P + S that the layer was given so far.
+#: ``attend(layer, query, key, value, position) -> out``: arrays [1, heads, S, D], of the new tokens alone, which stand
+#: at position P on. It keeps keys and values, and attends causally over all P + S that the layer was given so far.
 Attend = Callable[[int, np.ndarray, np.ndarray, np.ndarray, int], np.ndarray]
 
 

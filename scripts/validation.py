@@ -18,6 +18,7 @@ import argparse
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from run_tests import ROOT, parts
@@ -44,8 +45,8 @@ def environment(run: Run, pipe: Path, leave_out: dict[str, str]) -> dict[str, st
     }
 
 
-def execute(run: Run, short: bool, arguments: list[str]) -> bool:
-    """Run the tests, print what the layer said, return whether all is well."""
+def execute(run: Run, short: bool, arguments: list[str]) -> tuple[bool, list[str]]:
+    """Run the tests; return whether all is well, and the lines of the report."""
     folder = FOLDER / run.name
     folder.mkdir(parents=True, exist_ok=True)
     pipe, log_file = folder / "pipe", folder / "messages.log"
@@ -64,14 +65,15 @@ def execute(run: Run, short: bool, arguments: list[str]) -> bool:
     with log_file.open(encoding="utf-8", errors="replace") as stream:
         log = parse(stream)
     verdict = judge(log, run.name, run.feature, run.planted_id, load())
+    lines = [] if status == 0 else output.splitlines()
     if status != 0:
-        print(output)
         verdict.failures.append(f"pytest ended with status {status}")
     summary = output.strip().rpartition("\n")[2].strip("= ")
-    print(f"{run.name} ({run.part}): {'FAILED' if verdict.failures else 'ok'} ({time.monotonic() - started:.0f} s): {summary}")
-    lines = report(log, verdict) + [f"  left out {name}: {why}" for name, why in leave_out.items() if not arguments]
-    print("\n".join(f"  {line}" for line in lines), flush=True)
-    return not verdict.failures
+    result = "FAILED" if verdict.failures else "ok"
+    lines.append(f"{run.name} on {run.part}: {result} ({time.monotonic() - started:.0f} s): {summary}")
+    lines += [f"  {line}" for line in report(log, verdict)]
+    lines += [f"    left out: {name} ({why})" for name, why in leave_out.items()]
+    return not verdict.failures, lines
 
 
 def main() -> int:
@@ -84,8 +86,13 @@ def main() -> int:
                         help="only this run (may be given again); without it: full and gpu-assisted")
     args, arguments = parser.parse_known_args()
     wanted = args.run or ["full", "gpu-assisted"]
-    good = [execute(run, args.ci, arguments) for run in RUNS if run.name in wanted]
-    return 0 if all(good) else 1
+    chosen = [run for run in RUNS if run.name in wanted]
+    good = True
+    with ThreadPoolExecutor(max_workers=len(chosen)) as pool:
+        for well, lines in pool.map(lambda run: execute(run, args.ci, arguments), chosen):
+            good &= well
+            print("\n".join(lines), flush=True)
+    return 0 if good else 1
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 // Purpose   decode and other short queries, without subgroup operations: the rows of one KV head share each K/V read,
 //           the keys are split over workgroups, and the last workgroup of a head merges the parts in the same dispatch
-// Maths     s_j = score of key j in base 2;  m' = max(m, s_j);  l' = l 2^(m-m') + sum_j 2^(s_j-m')
-//           acc' = acc 2^(m-m') + sum_j 2^(s_j-m') v_j;  out = acc / l;  lse = (m + log2 l) ln 2
+// Maths     s_j = score of key j;  m' = max(m, s_j);  l' = l e^(m-m') + sum_j e^(s_j-m')
+//           acc' = acc e^(m-m') + sum_j e^(s_j-m') v_j;  out = acc / l;  lse = m + ln l
 // Bindings  0 params  1 query [B, H, L, D]  2 key [B, Hkv, S, D]  3 value [B, Hkv, S, Ev]  4 mask
 //           5 parts [item, split, ROWS, 1 + value vecs] vec4s  6 tickets [item], 0 before and after every run
 //           7 out [B, H, L, Ev]  8 lse [B, H, L]. An item is ROWS rows of one (batch, KV head)
@@ -105,17 +105,17 @@ void dot_products(RowTile tile, uint j0, uint end) {
 // From dot products to weights, for the row that this invocation shares; returns the row's new maximum.
 float weigh(ScoreRule rule, ScoreRow row, uint j0, uint end, float row_max, inout float own_sum) {
     uint lane = gl_LocalInvocationIndex, slot = lane / SHARERS, sharer = lane % SHARERS;
-    float scale2 = rule.scale * LOG2_E, new_max = row_max;
+    float new_max = row_max;
     bool plain = is_plain(rule, row, j0, min(j0 + KEYS, end) - 1u);
     for (uint i = sharer; i < THREADS; i += SHARERS) {
         uint j = j0 + 4u * i;
         vec4 x = p_tile[slot * THREADS + i];
         if (plain) {
-            x = mix(vec4(uintBitsToFloat(MINUS_INFINITY)), x * scale2, lessThan(uvec4(j, j + 1u, j + 2u, j + 3u),
+            x = mix(vec4(uintBitsToFloat(MINUS_INFINITY)), x * rule.scale, lessThan(uvec4(j, j + 1u, j + 2u, j + 3u),
                                                                                uvec4(end)));
         } else {
             x = vec4(masked_score(x.x, rule, row, j), masked_score(x.y, rule, row, j + 1u),
-                     masked_score(x.z, rule, row, j + 2u), masked_score(x.w, rule, row, j + 3u)) * LOG2_E;
+                     masked_score(x.z, rule, row, j + 2u), masked_score(x.w, rule, row, j + 3u));
             x = mix(vec4(uintBitsToFloat(MINUS_INFINITY)), x, lessThan(uvec4(j, j + 1u, j + 2u, j + 3u), uvec4(end)));
         }
         p_tile[slot * THREADS + i] = x;
@@ -124,10 +124,10 @@ float weigh(ScoreRule rule, ScoreRow row, uint j0, uint end, float row_max, inou
     lane_max[lane] = new_max;
     barrier();
     for (uint i = 0u; i < SHARERS; ++i) new_max = max(new_max, lane_max[slot * SHARERS + i]);
-    float shrink = exp2(row_max - new_max), sum = 0.0;
+    float shrink = exp(row_max - new_max), sum = 0.0;
     for (uint i = sharer; i < THREADS; i += SHARERS) {
         vec4 x = p_tile[slot * THREADS + i];
-        vec4 p = mix(vec4(0.0), exp2(x - new_max), notEqual(floatBitsToUint(x), uvec4(MINUS_INFINITY)));
+        vec4 p = mix(vec4(0.0), exp(x - new_max), notEqual(floatBitsToUint(x), uvec4(MINUS_INFINITY)));
         p_tile[slot * THREADS + i] = p;
         sum += (p.x + p.y) + (p.z + p.w);
     }

@@ -144,7 +144,7 @@ def check_caches(device: Device, results: dict[str, Result]) -> None:
         expected = [np.zeros((2, 33, 3, dim), kind) for dim in (20, 9)]
         for start, tokens in ((np.array([0, 0]), 30), (np.array([30, 11]), 3)):
             rows = [rng.standard_normal((2, tokens, 3, dim)).astype(numpy_dtype(rows_dtype)) for dim in (20, 9)]
-            cache.update(*rows, start, layer=1)
+            cache.update(rows[0], rows[1], start, layer=1)
             for batch in range(2):
                 for target, given in zip(expected, rows, strict=True):
                     target[batch, start[batch] : start[batch] + tokens] = given[batch].astype(kind)

@@ -42,7 +42,7 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     _add_device(parser)
     parser.add_argument("--heads", type=_heads, default=(24, 8), metavar="Q/KV", help="heads (default 24/8)")
     for name, default, meaning in (
-        ("--head-dim", 128, "elements of a query, key or value row"), ("--capacity", 4096, "tokens that the cache holds"),
+        ("--head-dim", 128, "elements of a query, key or value row"), ("--capacity", 4096, "tokens the cache can hold"),
         ("--length", 250, "tokens that are live, the new ones too"), ("--q-len", 1, "new tokens"),
         ("--layers", 1, "layers, each one's output the next one's queries"), ("--repeat", 50, "runs that are timed"),
     ):  # fmt: skip

@@ -6,11 +6,12 @@ from types import ModuleType
 
 from .caps.model import DeviceInfo
 from .errors import NoKernelError, OptionError
-from .kernels import three_pass
+from .kernels import split, three_pass
 from .problem import Problem
 
 #: In order of preference; each module has NAME and not_supported_reasons(problem, info).
 PRIORITY: tuple[ModuleType, ...] = (
+    split,  # few query rows: reads keys and values once, fills the device
     three_pass,  # any size; moves the score matrix through memory
 )
 
@@ -37,3 +38,8 @@ def choose(problem: Problem, info: DeviceInfo, algorithm: str = "auto") -> Modul
                 return module
             failures.append(f"  {module.NAME}: {'; '.join(reasons)}")
     raise NoKernelError(f'No kernel supports {problem} on "{info.name}":\n' + "\n".join(failures))
+
+
+def by_name(name: str) -> ModuleType:
+    """Return the module of the algorithm called ``name``."""
+    return next(module for module in PRIORITY if name == module.NAME)

@@ -1,8 +1,8 @@
 """What runs inside the layer's process: a pytest plugin that plants a fault first and then says which test is running.
 
 A log without messages means something only if the layer would have spoken. So each run begins with a fault that the
-layer must report, in the very process and with the very settings of the tests. Loaded with ``-p validationlayer.child``; the
-environment variables below tell it what to do.
+layer must report, in the very process and with the very settings of the tests. Loaded with pytest's
+``-p validationlayer.child``; the environment variables below tell it what to do.
 """
 
 from __future__ import annotations

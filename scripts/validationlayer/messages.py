@@ -1,9 +1,9 @@
 """What the Khronos validation layer writes, as data. Pure: text in, messages out.
 
 A message begins with a line such as ``SYNC-HAZARD-READ-AFTER-WRITE(ERROR / SPEC): msgNum: ... | text`` and goes on
-over the lines that follow. Between messages stand marks, lines of our own that `validationlayer.child` writes into the same
-pipe: they say which test is running, so that each message has a place. The layer's word that it is active, with the
-features that are switched on, is a message too; it is counted and not judged.
+over the lines that follow. Between messages stand marks, lines of our own that `validationlayer.child` writes into the
+same pipe: they say which test is running, so that each message has a place. The layer's word that it is active, with
+the features that are switched on, is a message too; it is counted and not judged.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 #ifndef VKATTN_SPLIT
 #define VKATTN_SPLIT
 
-const float LOG2_E = 1.4426950408889634;
-const float LN_2 = 0.6931471805599453;
 const float LOWEST = -3.4028235e38;  // row_max starts finite: minus infinity less it is never NaN
 const uint MAX_SPLITS = 128u;        // parts of one row at most
 
@@ -13,10 +11,10 @@ shared vec4 merge_sums[THREADS];
 shared vec2 merge_state;
 shared uint ticket;
 
-// Two (row_max, row_sum) in base 2 as one.
+// Two (row_max, row_sum) as one.
 vec2 merged(vec2 a, vec2 b) {
     float row_max = max(a.x, b.x);
-    return vec2(row_max, a.y * exp2(a.x - row_max) + b.y * exp2(b.x - row_max));
+    return vec2(row_max, a.y * exp(a.x - row_max) + b.y * exp(b.x - row_max));
 }
 
 uint part_index(uint item, uint split, uint r) {
@@ -26,13 +24,13 @@ uint part_index(uint item, uint split, uint r) {
 // The row's state with the sink in its denominator, once.
 vec2 with_sink(RowTile tile, uint row, vec2 whole) {
     if ((flags() & FLAG_SINKS) == 0u) return whole;
-    return merged(whole, vec2(sink(row_head(tile, row)) * LOG2_E, 1.0));
+    return merged(whole, vec2(sink(row_head(tile, row)), 1.0));
 }
 
 // Write vec e of an output row from its sum relative to whole.x.
 void write_out(RowTile tile, uint row, uint e, vec4 sum, vec2 whole) {
     vec2 state = with_sink(tile, row, whole);
-    float factor = state.y > 0.0 ? exp2(whole.x - state.x) / state.y : 0.0;
+    float factor = state.y > 0.0 ? exp(whole.x - state.x) / state.y : 0.0;
     outputs[push.out_base + tile.b * out_stride_batch() + row_head(tile, row) * out_stride_head()
             + row_token(row) * out_stride_row() + e] = out_words(whole.y > 0.0 ? sum * factor : vec4(0.0));
 }
@@ -42,7 +40,7 @@ void write_lse(RowTile tile, uint row, vec2 whole) {
     vec2 state = with_sink(tile, row, whole);
     uint lse_row = (q_len() + 3u) & ~3u, token = row_token(row);
     uint at = push.lse_base + (tile.b * num_kv_heads() * group_size() + row_head(tile, row)) * lse_row + token;
-    lse[at] = state.y > 0.0 ? (state.x + log2(state.y)) * LN_2 : uintBitsToFloat(MINUS_INFINITY);
+    lse[at] = state.y > 0.0 ? state.x + log(state.y) : uintBitsToFloat(MINUS_INFINITY);
     for (uint pad = token + 1u; token + 1u == q_len() && pad < lse_row; ++pad) lse[at + pad - token] = 0.0;
 }
 
@@ -76,7 +74,7 @@ void merge_parts(RowTile tile, uint item) {
         float own_sum = 0.0;
         for (uint s = lane; s < num_splits(); s += THREADS) {
             vec4 state = parts[part_index(item, s, r)];
-            split_weight[s] = state.y > 0.0 ? exp2(state.x - row_max) : 0.0;
+            split_weight[s] = state.y > 0.0 ? exp(state.x - row_max) : 0.0;
             own_sum += state.y * split_weight[s];
         }
         merge_sums[lane].x = own_sum;

@@ -30,13 +30,17 @@ def test_first_steps(device: Any) -> None:
     assert float(error[1]) < 1e-6
 
 
-def test_smollm2_is_proven(device: Any) -> None:
+@pytest.mark.parametrize("options, bytes_per_token", [((), 46080), (("--cache", "float16"), 23040)], ids=str)
+def test_smollm2_is_proven(device: Any, options: tuple[str, ...], bytes_per_token: int) -> None:
     """Two tokens: the prompt of many rows, then a row of its own over the cache, in all 30 layers."""
-    printed = run_example("smollm2.py", "--tokens", "2", "--device", device.info.name)
+    printed = run_example("smollm2.py", "--tokens", "2", "--device", device.info.name, *options)
     assert f"Device  {device.info.name}" in printed
+    assert f"{bytes_per_token} bytes per token" in printed
     assert "Answer  A GPU ..." in printed
     assert "float64 oracle (60 calls)" in printed
     assert "Right: " in printed
+    assert "Exact: the cache holds the keys and values of all 36 tokens" in printed
+    assert re.search(r"attend +kv_append_f32_\w+ +[\d.]+\n", printed)
     assert "chose the same tokens, all 2" in printed
 
 

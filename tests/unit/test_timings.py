@@ -19,7 +19,8 @@ def test_it_is_a_sequence_of_spans_in_order() -> None:
     assert list(timings) == [APPEND, WEIGHTS]
     assert timings[-1] is WEIGHTS
     assert list(timings[:1]) == [APPEND]
-    assert [(node, variant, ns) for node, variant, ns in timings][0] == ("layer_0", "kv_append_f16_f16", 2_050.0)
+    node, variant, nanoseconds = timings[0]
+    assert (node, variant, nanoseconds) == ("layer_0", "kv_append_f16_f16", 2_050.0)
     assert timings[1].nanoseconds == 12_000.0
 
 

@@ -34,8 +34,8 @@ class Base:
 class Step:
     """A dispatch to be. ``block`` is the key of its params block; ``chunk`` counts chunks of query rows.
 
-    ``mode`` is "short" or "long" for a step that belongs to one way of computing a node, chosen at every run by its live
-    lengths; "" for one that always runs.
+    ``mode`` is "short" or "long" for a step of one way to compute a node, which every run chooses by its live lengths;
+    "" for one that always runs.
     """
 
     node: str

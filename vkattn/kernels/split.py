@@ -14,6 +14,7 @@ from ..caps.model import DeviceInfo
 from ..dtypes import AXIS
 from ..problem import Problem
 from .manifest import Variant, variant
+from .passes import Cut, Pass
 from .support import device_reasons
 
 NAME = "split"
@@ -64,29 +65,18 @@ def not_supported_reasons(problem: Problem, info: DeviceInfo) -> list[str]:
     rows = problem.max_q_len * problem.group_size
     reasons = []
     if rows > MAX_ROWS:
-        reasons.append(f"q_len {problem.max_q_len} x group_size {problem.group_size} is {rows} query rows to a KV head; "
-                       f"at most {MAX_ROWS}")
+        reasons.append(f"q_len {problem.max_q_len} x group_size {problem.group_size} is {rows} query rows to a KV "
+                       f"head; at most {MAX_ROWS}")
     for name, dim in (("head_dim", problem.head_dim), ("value_dim", problem.value_dim)):
         if dim > MAX_DIM:
             reasons.append(f"{name} {dim}; at most {MAX_DIM}")
     return reasons + device_reasons(shape(problem, info).kernel, info)
 
 
-@dataclass(frozen=True)
-class Splitting:
-    """How the keys of one run are split: into how many parts, of how many keys."""
-
-    num_splits: int
-    keys_per_split: int
-
-
-def splitting(problem: Problem, rows: int, q_len: int, max_kv_len: int, info: DeviceInfo) -> Splitting:
-    """Split ``max_kv_len`` keys so that a device is filled and no part is too long or too short."""
-    items = num_items(problem, rows, q_len)
-    wanted = min(TARGET_GROUPS[info.device_type] // max(items, 1), round(math.sqrt(max_kv_len) / ROOT_DIVISOR))
-    wanted = max(wanted, -(-max_kv_len // MAX_KEYS_PER_SPLIT), 1)
-    splits = min(wanted, MAX_SPLITS, max(max_kv_len, 1))
-    return Splitting(splits, -(-max(max_kv_len, 1) // splits))
+def passes(problem: Problem, info: DeviceInfo) -> tuple[Pass, ...]:
+    """Return the one pass."""
+    chosen = shape(problem, info)
+    return (Pass(chosen.kernel, ("query", "key", "value", "mask", "parts", "tickets", "out", "lse"), chosen.spec),)
 
 
 def num_items(problem: Problem, rows: int, q_len: int) -> int:
@@ -94,14 +84,35 @@ def num_items(problem: Problem, rows: int, q_len: int) -> int:
     return problem.batch_size * problem.num_kv_heads * -(-q_len * problem.group_size // rows)
 
 
-def most_splits(problem: Problem, rows: int, q_len: int, max_kv_len: int, info: DeviceInfo) -> int:
-    """Return the most splits that any run within these capacities has."""
-    fewest_rows = splitting(problem, rows, 1, max_kv_len, info).num_splits
-    return max(fewest_rows, splitting(problem, rows, q_len, max_kv_len, info).num_splits)
+def num_splits(items: int, max_kv_len: int, info: DeviceInfo) -> int:
+    """Return into how many parts the keys of each item go: enough to fill the device, none too long or too short."""
+    wanted = min(TARGET_GROUPS[info.device_type] // max(items, 1), round(math.sqrt(max_kv_len) / ROOT_DIVISOR))
+    wanted = max(wanted, -(-max_kv_len // MAX_KEYS_PER_SPLIT), 1)
+    return min(wanted, MAX_SPLITS, max(max_kv_len, 1))
 
 
-def part_words(problem: Problem, rows: int, splits: int, q_len: int) -> int:
-    """Return the words of the buffer of parts: per item, split and row a vec4 of state and the row of values."""
-    if splits == 1:
-        return 4
-    return num_items(problem, rows, q_len) * splits * rows * (1 + -(-problem.value_dim // 4)) * 4
+def part_words(problem: Problem, rows: int) -> int:
+    """Return the words of the state and the row of values that one split of one item leaves."""
+    return rows * (1 + -(-problem.value_dim // 4)) * 4
+
+
+def scratch_words(problem: Problem, info: DeviceInfo, budget_words: int) -> dict[str, int]:
+    """Return the words of the parts (for any live lengths within the capacities) and of the ticket counters."""
+    rows = shape(problem, info).rows
+    most = 0
+    for q_len in range(1, problem.max_q_len + 1):
+        items = num_items(problem, rows, q_len)
+        splits = num_splits(items, problem.max_kv_len, info)
+        most = max(most, items * splits if splits > 1 else 0)
+    return {"parts": max(most * part_words(problem, rows), 4),
+            "tickets": num_items(problem, rows, problem.max_q_len)}
+
+
+def cut(problem: Problem, q_len: int, max_kv_len: int, scratch: dict[str, int], info: DeviceInfo) -> Cut:
+    """Return how the keys of a run of these live lengths are split; never into more parts than ``scratch`` holds."""
+    rows = shape(problem, info).rows
+    items = num_items(problem, rows, q_len)
+    splits = num_splits(items, max_kv_len, info)
+    room = scratch["parts"] // (max(items, 1) * part_words(problem, rows))
+    splits = max(1, min(splits, room))
+    return Cut({"num_splits": splits, "keys_per_split": -(-max(max_kv_len, 1) // splits)})

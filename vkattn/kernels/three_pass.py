@@ -14,6 +14,7 @@ from ..dtypes import AXIS
 from ..errors import CapacityError
 from ..problem import Problem
 from .manifest import Variant, variant
+from .passes import Cut, Pass
 from .support import device_reasons
 
 NAME = "three_pass"
@@ -40,6 +41,13 @@ def variants(problem: Problem, info: DeviceInfo | None = None) -> tuple[Variant,
 def not_supported_reasons(problem: Problem, info: DeviceInfo) -> list[str]:
     """Return why this family cannot compute ``problem`` on the device; empty if it can. Any size will do."""
     return [reason for kernel in variants(problem) for reason in device_reasons(kernel, info)]
+
+
+def passes(problem: Problem, info: DeviceInfo | None = None) -> tuple[Pass, ...]:
+    """Return the three passes."""
+    weights, softmax, output = variants(problem)
+    return (Pass(weights, ("query", "key", "mask", "scores")), Pass(softmax, ("scores", "lse")),
+            Pass(output, ("scores", "value", "out"), pushed={"scores": "probs"}))
 
 
 @dataclass(frozen=True)
@@ -80,3 +88,16 @@ def chunking(problem: Problem, q_len: int, max_kv_len: int, score_words: int, in
     short = int(DISPATCH_SECONDS * MULTIPLY_ADDS_PER_SECOND[info.device_type] / work)
     fits = score_words // tile_words if tile_words else row_tiles
     return Chunking(row_tiles, score_stride, tile_words, max(1, min(fits, short, row_tiles)))
+
+
+def scratch_words(problem: Problem, info: DeviceInfo, budget_words: int) -> dict[str, int]:
+    """Return the words of the score buffer: the whole matrix, or as much of it as the budget allows."""
+    limit = min(info.max_storage_buffer_range // 4, budget_words)
+    cut = chunking(problem, problem.max_q_len, problem.max_kv_len, limit, info)
+    return {"scores": min(cut.row_tiles * cut.tile_words, limit)}
+
+
+def cut(problem: Problem, q_len: int, max_kv_len: int, scratch: dict[str, int], info: DeviceInfo) -> Cut:
+    """Return how a run of these live lengths is cut; ``scratch`` holds the words of `scratch_words` that there are."""
+    chunks = chunking(problem, q_len, max_kv_len, scratch["scores"], info)
+    return Cut({"score_stride": chunks.score_stride, "tiles_per_chunk": chunks.tiles_per_chunk}, chunks.num_chunks)

@@ -11,7 +11,7 @@ from ..dtypes import numpy_dtype
 from ..errors import OptionError, ShapeError
 from ..runtime.device import Device, resolve_device
 from ..validate import Call, as_array, attention_call, flag_option
-from .plan import ThreePassPlan, plan_key
+from .plan import AttentionPlan, plan_key
 
 
 def attention(
@@ -115,14 +115,14 @@ def attention(
         alibi_slopes=alibi_slopes, q_offset=q_offset, kv_len=kv_len, layout=layout, return_lse=return_lse,
     )  # fmt: skip
     device = resolve_device(device)
-    choose(call.problem, device.info, algorithm)
-    out, lse = _compute(call, device)
+    out, lse = _compute(call, device, algorithm)
     return (out, lse) if return_lse else out
 
 
-def _compute(call: Call, device: Device) -> tuple[np.ndarray, np.ndarray | None]:
+def _compute(call: Call, device: Device, algorithm: str) -> tuple[np.ndarray, np.ndarray | None]:
     """Run a checked call; what has no row or no key needs no device."""
     problem, options = call.problem, call.options
+    module = choose(problem, device.info, algorithm)
     rows = (problem.batch_size, problem.num_heads, options.q_len)
     if 0 in rows or options.kv_len.max(initial=0) == 0:
         out = np.zeros((*call.query.shape[:3], problem.value_dim), numpy_dtype(problem.out_dtype))
@@ -130,10 +130,10 @@ def _compute(call: Call, device: Device) -> tuple[np.ndarray, np.ndarray | None]
         if options.sinks is not None:
             lse[...] = options.sinks[:, None]
         return out, lse if options.return_lse else None
-    key, chunks = plan_key(call, device)
+    key, cut = plan_key(call, device, module)
     with device.lock:
-        plan: ThreePassPlan = device.plans.get(key, lambda: ThreePassPlan(device, key), key.nbytes)
-        return plan.run(call, chunks)
+        plan: AttentionPlan = device.plans.get(key, lambda: AttentionPlan(device, key), key.nbytes)
+        return plan.run(call, cut)
 
 
 def scaled_dot_product_attention(
@@ -217,8 +217,7 @@ def scaled_dot_product_attention(
     call = attention_call(*flat, mask=mask, mask_name="attn_mask", causal="top_left" if is_causal else None,
                           scale=scale)
     device = resolve_device(device)
-    choose(call.problem, device.info)
-    out, _ = _compute(call, device)
+    out, _ = _compute(call, device, "auto")
     return out.reshape(*full[0].shape[:-1], full[2].shape[-1])
 
 

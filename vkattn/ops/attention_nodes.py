@@ -16,7 +16,7 @@ from ..layout import check_layout, join_shape, split_shape
 from ..mask import MAX_POSITION, resolve_causal, resolve_window
 from ..validate import causal_window, check_mixture, finite_option
 from .cache_nodes import CacheNodes
-from .lower import Tensors, output_step, softmax_step, three_passes, weights_step, with_scores
+from .lower import Tensors, attend, output_step, softmax_step, weights_step, with_algorithms, with_scores
 from .spec import AttentionSpec, check_value
 
 
@@ -91,7 +91,7 @@ class AttentionNodes(CacheNodes):
                   causal: str | None = None, scale: float | None = None, softcap: float | None = None,
                   window: Any = (None, None), sinks: Any = None, alibi_slopes: Any = None,
                   q_offset: int | Position | None = None, kv_len: int | Position | None = None, layout: str = "bhsd",
-                  return_lse: bool = False, name: str | None = None) -> Any:
+                  return_lse: bool = False, algorithm: str = "auto", name: str | None = None) -> Any:
         """Declare attention as one node; the options are those of `vkattn.attention`.
 
         Returns
@@ -101,7 +101,7 @@ class AttentionNodes(CacheNodes):
         with self._declaring(name, "attention") as node:
             spec = self._spec(node, query, key, value, mask, causal, scale, softcap, window, sinks, alibi_slopes,
                               q_offset, kv_len, layout, return_lse)
-            return self._attend(node, spec, query, key, value, mask)
+            return self._attend(node, spec, query, key, value, mask, algorithm)
 
     def sdpa_with_kv_cache(self, query: Value, key: Value, value: Value, cache: CacheValue, position: Position, *,
                            layer: int | Position = 0, mask: Value | None = None, causal: str | None = "bottom_right",
@@ -109,7 +109,7 @@ class AttentionNodes(CacheNodes):
         """Declare an append to a cache and attention over what is live then; see `vkattn.sdpa_with_kv_cache`."""
         with self._declaring(name, "sdpa_with_kv_cache") as node:
             append, view = self._append_spec(node, cache, key, value, position, layer, layout)
-            unknown = set(options) - {"scale", "softcap", "window", "sinks", "alibi_slopes", "return_lse"}
+            unknown = set(options) - {"scale", "softcap", "window", "sinks", "alibi_slopes", "return_lse", "algorithm"}
             if unknown:
                 raise OptionError(f"{node}: unknown options {sorted(unknown)}.")
             scale, softcap, window, sinks, slopes, return_lse = (
@@ -119,7 +119,7 @@ class AttentionNodes(CacheNodes):
             spec = self._spec(node, query, view, view, mask, causal, scale, softcap, window, sinks, slopes, None, None,
                               layout, bool(return_lse), append)
             self._append(node, spec, view, key, value)
-            return self._attend(node, spec, query, view, view, mask)
+            return self._attend(node, spec, query, view, view, mask, options.get("algorithm", "auto"))
 
     def _tensors(self, query: Value | None, key: Any, value: Any, mask: Value | None, *,
                  scores: Resource, out: Resource | None = None) -> Tensors:
@@ -234,14 +234,17 @@ class AttentionNodes(CacheNodes):
                              f"({', '.join(map(str, full))}); its last size may be a Dim of its own.")
         return {"mask_shape": mask.shape, "mask_dtype": mask.dtype}
 
-    def _attend(self, node: str, spec: AttentionSpec, query: Value, key: Any, value: Any, mask: Value | None) -> Any:
-        spec = with_scores(spec, self.device.info, self.device.score_budget_bytes // 4, whole=False)
-        scores = Resource((node, "scores"), spec.score_words, "arena")
-        out = Value(self, node, join_shape(spec.batch_size, spec.num_heads, spec.q_len, spec.value_dim,  # type: ignore[arg-type]
-                                           spec.layout), spec.query_dtype)
+    def _attend(self, node: str, spec: AttentionSpec, query: Value, key: Any, value: Any, mask: Value | None,
+                algorithm: str) -> Any:
+        spec = with_algorithms(spec, self.device.info, self.device.score_budget_bytes // 4, algorithm)
+        out = Value(self, node, join_shape(spec.batch_size, spec.num_heads, spec.q_len,  # type: ignore[arg-type]
+                                           spec.value_dim, spec.layout), spec.query_dtype)
         lse = Value(self, f"{node} lse", (spec.batch_size, spec.num_heads, spec.q_len), "float32")
-        tensors = self._tensors(query, key, value, mask, scores=scores, out=self._new(out))
+        tensors = self._tensors(query, key, value, mask, scores=self._nothing, out=self._new(out))
         if spec.return_lse:
             tensors = replace(tensors, lse=self._new(lse))
-        self._plan.steps += three_passes(node, spec, tensors, self.device.info)
+        named = dict(tensors.__dict__)
+        for name, words in spec.scratch:  # counters keep what they hold from run to run; the rest is shared scratch
+            named[name] = Resource((node, name), words, "zeroed" if name == "tickets" else "arena")
+        self._plan.steps += attend(node, spec, named, self.device.info)
         return (out, lse) if spec.return_lse else out

@@ -149,7 +149,7 @@ class Declarations:
                               "", "", "")
             bases = tuple(Base(n, index, 1) for index, n in enumerate(names, start=1))
             block = DimsBlock(tuple(dims), 0)
-            self._plan.steps.append(Step(node, variant, resources, bases, block, words, groups, 0, code))
+            self._plan.steps.append(Step(node, variant, resources, bases, block, words, groups, code=code))
             return tuple(made)
 
     def output(self, name: str, value: Value) -> None:

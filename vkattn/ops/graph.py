@@ -21,6 +21,7 @@ from ..runtime.buffer import Buffer
 from ..runtime.device import Device
 from ..runtime.recording import Recording
 from .host import as_input, bind_shape, output_words, read_output, write_input
+from .plan import clear
 from .report import Report, Row
 from .spec import Block, DimsBlock
 from .timings import Span, Timings
@@ -71,7 +72,8 @@ class Graph:
         self._resources = dict(resources)
         self._buffers: list[Buffer] = []
         self._spots: dict[Any, tuple[Buffer, int, int]] = {}
-        self._recordings: dict[int, Recording] = {}
+        #: By mode ("short" or "long") and the chunks of query rows that are recorded.
+        self._recordings: dict[tuple[str, int], Recording] = {}
         self._closed = False
         try:
             with device.lock:
@@ -95,13 +97,15 @@ class Graph:
             block.prepare(self._params.words)
         self._upload_constants()
         self._pipelines = device.pipelines()
-        chunks = {1, max((step.chunk for step in steps), default=0) + 1}
-        for count in sorted(chunks):
-            dispatches = [self._dispatch(step) for step in steps if step.chunk < count]
-            self._recordings[count] = device.recording(segments(dispatches), self._pipelines)
+        modes = {"long", *(step.mode for step in steps if step.mode)}
+        for mode in sorted(modes):
+            chosen = [step for step in steps if step.mode in ("", mode)]
+            for count in {1, max((step.chunk for step in chosen), default=0) + 1}:
+                dispatches = [self._dispatch(step) for step in chosen if step.chunk < count]
+                self._recordings[mode, count] = device.recording(segments(dispatches), self._pipelines)
         for recording in self._recordings.values():  # the driver compiles at the first evaluation; nothing is live
             recording.run()
-        self._latest = self._recordings[max(self._recordings)]
+        self._latest = self._longest
 
     def _steps(self) -> list[Step]:
         """Return the plan's steps with uploads before and copies to outputs between them."""
@@ -184,13 +188,15 @@ class Graph:
         arenas = [self._buffer(f"arena {index}", words, "storage")
                   for index, words in enumerate(arena_words(spots.values()))]
         self._spots |= {key: (arenas[spot.arena], spot.start, spot.stop) for key, spot in spots.items()}
-        for pool in (*HOST_POOLS, "constant"):
+        for pool in (*HOST_POOLS, "constant", "zeroed"):
             kind = "host" if pool in HOST_POOLS else "storage"
             always = [Need(key, resource.words, 0, 0) for key, (resource, _, _) in spans.items()
                       if resource.pool == pool]
             fixed: dict[Any, Spot] = place(always, limit)
             buffers = [self._buffer(f"{pool}s {index}", words, kind)
                        for index, words in enumerate(arena_words(fixed.values()))]
+            for buffer in buffers if pool == "zeroed" else ():
+                clear(self.device, buffer)
             self._spots |= {key: (buffers[spot.arena], spot.start, spot.stop) for key, spot in fixed.items()}
         for key, (buffer, start) in self._plan.cache_places.items():
             if key in spans:
@@ -213,7 +219,7 @@ class Graph:
         elif "count_index" in push:
             push["count_index"] += self._counts_at
         return Dispatch(step.variant, tuple(bindings), push, step.groups, step.chunk // CHUNKS_PER_SUBMISSION,
-                        step.code, step.node)
+                        step.code, step.node, step.spec)
 
     def _upload_constants(self) -> None:
         for value, array in self._plan.constants.items():
@@ -261,12 +267,13 @@ class Graph:
                 buffer, start, stop = self._spots[self._resources[self._plan.inputs[name]].key]
                 count = write_input(buffer.words[start:stop], array, self._plan.inputs[name].dtype)
                 self._params.words[self._counts_at + index] = count
+            mode = "short" if all(block.is_short(dims) for block in self._blocks.values()) else "long"
             chunks = 1
             for block in self._blocks.values():
-                chunks = max(chunks, block.write(self._params.words, dims, scalars))
+                chunks = max(chunks, block.write(self._params.words, dims, scalars, mode))
             for name, index in self._copied.items():
                 self._params.words[self._counts_at + index] = output_words(self._plan.outputs[name], dims, scalars)
-            self._latest = self._recording(chunks)
+            self._latest = self._recording(mode, chunks)
             self._latest.run()
             for cache, position, tokens, layer in notes:
                 cache.note_append(position, tokens, layer)
@@ -277,8 +284,15 @@ class Graph:
                 results[name] = read_output(buffer.words[start : start + count], value, dims, scalars)
         return results
 
-    def _recording(self, chunks: int) -> Recording:
-        return self._recordings[1 if chunks == 1 else max(self._recordings)]
+    def _recording(self, mode: str, chunks: int) -> Recording:
+        """Return the recording for a run: the shortest that has enough chunks."""
+        mode = mode if (mode, 1) in self._recordings else "long"
+        return min(((count, recording) for (kind, count), recording in self._recordings.items()
+                    if kind == mode and count >= chunks), key=lambda found: found[0])[1]
+
+    @property
+    def _longest(self) -> Recording:
+        return self._recordings["long", max(count for mode, count in self._recordings if mode == "long")]
 
     def _bind(
         self, inputs: Mapping[str, Any], given: Mapping[str, Any]
@@ -368,7 +382,7 @@ class Graph:
         for need in self._needs:
             buffer, start, stop = self._spots[need.key]
             shared[_label(need.key)] = (buffer.name, 4 * start, 4 * (stop - start), need.first, need.last)
-        full = self._recordings[max(self._recordings)]
+        full = self._longest
         return Report(rows, shared, {name: cache.nbytes for name, cache in self._plan.caches.items()},
                       full.num_dispatches, self._pipelines.count, full.num_segments, full.num_submissions)
 

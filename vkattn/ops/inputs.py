@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..kernels import params
-from ..kernels.three_pass import Chunking
+from ..kernels.passes import Cut
 from ..layout import row_vecs, split_shape, vec_strides
 from ..problem import Options, Problem
 from ..validate import Call
@@ -43,7 +43,7 @@ def mask_strides(mask: np.ndarray | None) -> tuple[int, int, int, int]:
     return strides[0], strides[1], strides[2], strides[3]
 
 
-def header(call: Call, chunks: Chunking, words: dict[str, int]) -> dict[str, int | float]:
+def header(call: Call, cut: Cut, words: dict[str, int]) -> dict[str, int | float]:
     """Return the params header of ``call``; ``words`` holds the live words of query, key, value and mask."""
     problem, options = call.problem, call.options
     values: dict[str, int | float] = {
@@ -60,8 +60,6 @@ def header(call: Call, chunks: Chunking, words: dict[str, int]) -> dict[str, int
         "softcap": options.softcap or 0.0,
         "window_left": params.WINDOW_OFF if options.window[0] is None else options.window[0],
         "window_right": params.WINDOW_OFF if options.window[1] is None else options.window[1],
-        "score_stride": chunks.score_stride,
-        "tiles_per_chunk": chunks.tiles_per_chunk,
         "key_offset": 0,
         "value_offset": 0,
         "q_words": words["query"],
@@ -69,6 +67,7 @@ def header(call: Call, chunks: Chunking, words: dict[str, int]) -> dict[str, int
         "v_words": words["value"],
         "mask_words": words["mask"],
     }
+    values |= cut.words
     out_shape = (*call.query.shape[:3], problem.value_dim)
     tensors = (("q", call.query.shape, problem.query_dtype), ("k", call.key.shape, problem.key_dtype),
                ("v", call.value.shape, problem.value_dtype), ("out", out_shape, problem.out_dtype))

@@ -1,19 +1,23 @@
-"""From an attention node to steps: the three passes, and the append to a cache. Used by the graph builder."""
+"""From an attention node to steps: its algorithms, the three passes singly, and the append to a cache."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ..caps.model import DeviceInfo
+from ..dispatch import by_name, choose
 from ..dtypes import AXIS
 from ..graph.memory import ALIGN_WORDS
 from ..graph.steps import Base, Resource, Step
 from ..graph.values import capacity
+from ..kernels import split
 from ..kernels.manifest import variant
+from ..kernels.passes import unit_words
 from ..kernels.three_pass import variants
 from ..layout import words_per_vec
-from .plan import GROUPS
-from .spec import AttentionSpec
+from .plan import num_groups
+from .spec import AttentionSpec, short_problem
 
 VEC4_WORDS = 4
 
@@ -42,18 +46,44 @@ def with_scores(spec: AttentionSpec, info: DeviceInfo, budget_words: int, whole:
     return replace(spec, score_words=needed if whole else min(needed, limit), whole=whole)
 
 
-def three_passes(node: str, spec: AttentionSpec, tensors: Tensors, info: DeviceInfo) -> list[Step]:
-    """Return the passes of each chunk at capacity; a run uses as many chunks as it has rows for."""
-    chunks = spec.cut(capacity(spec.q_len), capacity(spec.kv_len), info).num_chunks
+def with_algorithms(spec: AttentionSpec, info: DeviceInfo, budget_words: int, algorithm: str) -> AttentionSpec:
+    """Return ``spec`` with what computes it: one algorithm, or one for short runs and one for long ones.
+
+    Raises
+    ------
+    NoKernelError, OptionError
+        As `choose`.
+    """
+    problem, names = spec.problem, []
+    short = short_problem(problem)
+    if algorithm == "auto" and problem.max_q_len > short.max_q_len and not split.not_supported_reasons(short, info):
+        names.append(split.NAME)
+    names.append(choose(problem, info, algorithm).NAME)
+    spec = replace(spec, algorithms=tuple(names))
+    room = info.max_storage_buffer_range // 4
+    room -= room % ALIGN_WORDS
+    scratch: dict[str, int] = {}
+    for name in names:
+        scratch |= by_name(name).scratch_words(spec.problem_of(name), info, min(room, budget_words))
+    return replace(spec, scratch=tuple(sorted(scratch.items())))
+
+
+def attend(node: str, spec: AttentionSpec, tensors: Mapping[str, Resource], info: DeviceInfo) -> list[Step]:
+    """Return the steps of each algorithm and chunk at capacity; a run uses those that it has work for."""
     steps = []
-    for chunk in range(chunks):
-        steps += [weights_step(node, spec, tensors, info, chunk), softmax_step(node, spec, tensors, info, chunk),
-                  output_step(node, spec, tensors, info, chunk)]
+    for index, name in enumerate(spec.algorithms):
+        module, problem = by_name(name), spec.problem_of(name)
+        mode = ("short", "long")[index] if len(spec.algorithms) > 1 else ""
+        chunks = module.cut(problem, problem.max_q_len, problem.max_kv_len, dict(spec.scratch), info).num_chunks
+        for chunk in range(chunks):
+            for one in module.passes(problem, info):
+                resources = tuple(tensors[tensor] for tensor in ("params", *one.tensors))
+                bases = tuple(Base(one.base(tensor), at, unit_words(tensor, problem))
+                              for at, tensor in enumerate(one.tensors, start=1))
+                push = {"chunk": chunk} if "chunk" in one.kernel.push else {}
+                steps.append(Step(node, one.kernel, resources, bases, spec, push, num_groups(info), chunk, mode,
+                                  one.spec))
     return steps
-
-
-def _groups(info: DeviceInfo) -> int:
-    return min(GROUPS[info.device_type], info.max_workgroup_count[0])
 
 
 def weights_step(node: str, spec: AttentionSpec, tensors: Tensors, info: DeviceInfo, chunk: int = 0) -> Step:
@@ -62,14 +92,14 @@ def weights_step(node: str, spec: AttentionSpec, tensors: Tensors, info: DeviceI
     bases = (Base("query_base", 1, words_per_vec(spec.query_dtype)), Base("key_base", 2, words_per_vec(spec.key_dtype)),
              Base("mask_base", 3, 1), Base("scores_base", 4, VEC4_WORDS))
     resources = (tensors.params, tensors.query, tensors.key, tensors.mask, tensors.scores)
-    return Step(node, kernel, resources, bases, spec, {"chunk": chunk}, _groups(info), chunk)
+    return Step(node, kernel, resources, bases, spec, {"chunk": chunk}, num_groups(info), chunk)
 
 
 def softmax_step(node: str, spec: AttentionSpec, tensors: Tensors, info: DeviceInfo, chunk: int = 0) -> Step:
     """Return pass 2."""
     bases = (Base("scores_base", 1, VEC4_WORDS), Base("lse_base", 2, 1))
     resources = (tensors.params, tensors.scores, tensors.lse)
-    return Step(node, variant("attn_softmax"), resources, bases, spec, {"chunk": chunk}, _groups(info), chunk)
+    return Step(node, variant("attn_softmax"), resources, bases, spec, {"chunk": chunk}, num_groups(info), chunk)
 
 
 def output_step(node: str, spec: AttentionSpec, tensors: Tensors, info: DeviceInfo, chunk: int = 0) -> Step:
@@ -78,7 +108,7 @@ def output_step(node: str, spec: AttentionSpec, tensors: Tensors, info: DeviceIn
     bases = (Base("probs_base", 1, VEC4_WORDS), Base("value_base", 2, words_per_vec(spec.key_dtype)),
              Base("out_base", 3, words_per_vec(spec.query_dtype)))
     resources = (tensors.params, tensors.scores, tensors.value, tensors.out)
-    return Step(node, kernel, resources, bases, spec, {"chunk": chunk}, _groups(info), chunk)
+    return Step(node, kernel, resources, bases, spec, {"chunk": chunk}, num_groups(info), chunk)
 
 
 def append_step(node: str, spec: AttentionSpec, new: tuple[Resource, Resource], cache: tuple[Resource, Resource],
@@ -88,4 +118,4 @@ def append_step(node: str, spec: AttentionSpec, new: tuple[Resource, Resource], 
     new_unit, unit = words_per_vec(spec.new_dtype), words_per_vec(spec.key_dtype)
     bases = (Base("new_key_base", 1, new_unit), Base("new_value_base", 2, new_unit), Base("key_base", 3, unit),
              Base("value_base", 4, unit))
-    return Step(node, kernel, (params, *new, *cache), bases, spec, {}, min(_groups(info), 256))
+    return Step(node, kernel, (params, *new, *cache), bases, spec, {}, min(num_groups(info), 256))

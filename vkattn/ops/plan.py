@@ -7,15 +7,18 @@ params block, so one plan serves any shapes within its capacities, and the recor
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import ModuleType
 
 import numpy as np
 
+from ..caps.model import DeviceInfo
 from ..errors import CapacityError
 from ..graph.hazards import segments
 from ..graph.node import Binding, Dispatch
 from ..kernels import params
 from ..kernels.manifest import variant
-from ..kernels.three_pass import CHUNKS_PER_SUBMISSION, Chunking, chunking, variants
+from ..kernels.passes import Cut, Pass
+from ..kernels.three_pass import CHUNKS_PER_SUBMISSION
 from ..layout import pack_into, packed_words, unpack
 from ..runtime.buffer import Buffer
 from ..runtime.device import Device
@@ -42,9 +45,14 @@ def bucket(words: int) -> int:
 
 @dataclass(frozen=True)
 class PlanKey:
-    """What a plan is made for: the three variants, and the capacities in words."""
+    """What a plan is made for: an algorithm, its kernels, and the capacities in words.
 
-    kernels: tuple[str, str, str]
+    ``passes`` are those of the algorithm; ``scratch`` names the words of each buffer that it needs besides. A plan
+    records ``chunks`` chunks of query rows.
+    """
+
+    algorithm: str
+    passes: tuple[Pass, ...]
     query: int
     key: int
     value: int
@@ -52,19 +60,27 @@ class PlanKey:
     out: int
     lse: int
     params: int
-    scores: int
+    scratch: tuple[tuple[str, int], ...]
     chunks: int
 
     @property
     def nbytes(self) -> int:
         """Bytes of the buffers of such a plan, where inputs are not copied."""
-        return 4 * (self.query + self.key + self.value + self.mask + self.out + self.lse + self.params + self.scores)
+        return 4 * (self.query + self.key + self.value + self.mask + self.out + self.lse + self.params
+                    + sum(words for _, words in self.scratch))
 
-    def fits(self, limit_bytes: int) -> PlanKey:
-        """Return the key with every capacity cut to the device's largest buffer, if that is below the bucket."""
-        words = limit_bytes // 16 * 4
-        cut = {name: min(getattr(self, name), words) for name in (*INPUTS, "out", "lse", "params", "scores")}
-        return PlanKey(self.kernels, **cut, chunks=self.chunks)
+
+def num_groups(info: DeviceInfo) -> int:
+    """Return the workgroups of an attention dispatch; they loop over what is live."""
+    return min(GROUPS[info.device_type], info.max_workgroup_count[0])
+
+
+def clear(device: Device, buffer: Buffer) -> None:
+    """Fill a buffer of the device's own memory with zeros, now."""
+    push = {"offset": 0, "count": buffer.num_words, "value": 0}
+    recording = device.recording([[Dispatch(variant("fill"), (Binding(buffer),), push, 64)]])
+    recording.run()
+    recording.close()
 
 
 def lse_shape(call: Call) -> tuple[int, int, int]:
@@ -86,30 +102,35 @@ def live_words(call: Call) -> dict[str, int]:
     }
 
 
-def plan_key(call: Call, device: Device) -> tuple[PlanKey, Chunking]:
-    """Return the key of the plan that serves ``call``, and how its rows are cut."""
+def plan_key(call: Call, device: Device, algorithm: ModuleType) -> tuple[PlanKey, Cut]:
+    """Return the key of the plan that serves ``call`` by ``algorithm``, and how its work is cut.
+
+    Raises
+    ------
+    CapacityError
+        An array is larger than the device's largest buffer.
+    """
     words = live_words(call)
     limit = device.info.max_storage_buffer_range
     for name, count in words.items():
         if 4 * count > limit:
             raise CapacityError(f'`{name}` needs {4 * count} bytes; the largest storage buffer of "{device.info.name}" '
                                 f"is {limit} bytes. Hint: split the call over heads or batch.")
-    problem, options = call.problem, call.options
-    max_kv_len = int(options.kv_len.max(initial=0))
-    budget = min(device.score_budget_bytes, limit) // 4
-    cut = chunking(problem, options.q_len, max_kv_len, budget, device.info)
-    scores = min(budget, bucket(cut.row_tiles * cut.tile_words))
-    cut = chunking(problem, options.q_len, max_kv_len, scores, device.info)
-    weights, softmax, output = variants(problem)
-    kernel_names = (weights.name, softmax.name, output.name)
-    chunks = 1 << (max(cut.num_chunks, 1) - 1).bit_length()
-    capacities = {name: bucket(count) for name, count in words.items()}
-    key = PlanKey(kernel_names, **capacities, scores=scores, chunks=chunks)
-    return key.fits(limit), cut
+    room = limit // 16 * 4
+    problem, q_len = call.problem, call.options.q_len
+    max_kv_len = int(call.options.kv_len.max(initial=0))
+    budget = device.score_budget_bytes // 4
+    needed = algorithm.scratch_words(problem, device.info, min(budget, room))
+    scratch = {name: min(bucket(count), budget if name == "scores" else room, room) for name, count in needed.items()}
+    cut = algorithm.cut(problem, q_len, max_kv_len, scratch, device.info)
+    capacities = {name: min(bucket(count), room) for name, count in words.items()}
+    passes = algorithm.passes(problem, device.info)
+    return PlanKey(algorithm.NAME, passes, **capacities, scratch=tuple(sorted(scratch.items())),
+                   chunks=1 << (max(cut.num_chunks, 1) - 1).bit_length()), cut
 
 
-class ThreePassPlan:
-    """The three passes for every call with one `PlanKey`."""
+class AttentionPlan:
+    """One algorithm, for every call with one `PlanKey`."""
 
     def __init__(self, device: Device, key: PlanKey) -> None:
         self.device = device
@@ -118,11 +139,11 @@ class ThreePassPlan:
         try:
             self._host = {name: self._buffer(name, getattr(key, name), "host")
                           for name in (*INPUTS, "out", "lse", "params")}
-            self._scores = self._buffer("scores", key.scores, "storage")
+            self.scratch = {name: self._buffer(name, words, "storage") for name, words in key.scratch}
             uploads, near = self._uploads()
-            groups = min(GROUPS[device.info.device_type], device.info.max_workgroup_count[0])
-            dispatches = [*uploads, *self._passes(near, groups)]
-            self.recording = device.recording(segments(dispatches))
+            if "tickets" in self.scratch:
+                clear(device, self.scratch["tickets"])
+            self.recording = device.recording(segments([*uploads, *self._passes(self._host | near | self.scratch)]))
         except BaseException:
             self._free()
             raise
@@ -143,24 +164,16 @@ class ThreePassPlan:
             copies.append(Dispatch(variant("copy"), bindings, push, groups=512))
         return copies, near
 
-    def _passes(self, near: dict[str, Buffer], groups: int) -> list[Dispatch]:
-        weights, softmax, output = (variant(name) for name in self.key.kernels)
-        block, scores = Binding(self._host["params"]), Binding(self._scores)
-        query, key, value, mask = (Binding(near[name]) for name in INPUTS)
-        out, lse = Binding(self._host["out"]), Binding(self._host["lse"])
+    def _passes(self, buffers: dict[str, Buffer]) -> list[Dispatch]:
+        """Return the algorithm's dispatches, once for each chunk of query rows."""
+        groups = num_groups(self.device.info)
         dispatches = []
         for chunk in range(self.key.chunks):
-            common = {"params_base": 0, "chunk": chunk}
-            submission = chunk // CHUNKS_PER_SUBMISSION
-            dispatches += [
-                Dispatch(weights, (block, query, key, mask, scores),
-                         common | {"query_base": 0, "key_base": 0, "mask_base": 0, "scores_base": 0},
-                         groups, submission),
-                Dispatch(softmax, (block, scores, lse), common | {"scores_base": 0, "lse_base": 0},
-                         groups, submission),
-                Dispatch(output, (block, scores, value, out),
-                         common | {"probs_base": 0, "value_base": 0, "out_base": 0}, groups, submission),
-            ]
+            for one in self.key.passes:
+                bindings = tuple(Binding(buffers[name]) for name in ("params", *one.tensors))
+                push = {name: chunk if name == "chunk" else 0 for name in one.kernel.push}
+                dispatches.append(Dispatch(one.kernel, bindings, push, groups, chunk // CHUNKS_PER_SUBMISSION,
+                                           spec=one.spec))
         return dispatches
 
     @property
@@ -168,7 +181,7 @@ class ThreePassPlan:
         """Bytes allocated for this plan."""
         return sum(buffer.allocated_bytes for buffer in self.buffers)
 
-    def run(self, call: Call, chunks: Chunking) -> tuple[np.ndarray, np.ndarray | None]:
+    def run(self, call: Call, cut: Cut) -> tuple[np.ndarray, np.ndarray | None]:
         """Compute ``call``; return fresh arrays: the output, and lse float32 ``[B, H, L]`` if asked for."""
         problem, options = call.problem, call.options
         words = live_words(call)
@@ -179,7 +192,7 @@ class ThreePassPlan:
             if call.mask is not None:
                 write_mask(self._host["mask"].words[: words["mask"]], call.mask)
             block = self._host["params"].words
-            params.write_header(block, header(call, chunks, words))
+            params.write_header(block, header(call, cut, words))
             params.write_lengths(block, problem.batch_size, options.kv_len, options.q_offset)
             params.write_heads(block, problem.batch_size, problem.num_heads, options.alibi_slopes, options.sinks)
             self.recording.run()

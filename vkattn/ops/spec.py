@@ -5,6 +5,7 @@ Nodes that are alike (the layers of a model) have equal specs and share one bloc
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,9 +15,10 @@ import numpy as np
 from ..cache.append import cache_fields, new_row_fields
 from ..cache.storage import CacheStorage
 from ..caps.model import DeviceInfo
+from ..dispatch import by_name
 from ..errors import OptionError, PlanError, ShapeError
 from ..graph.values import CacheValue, Position, Shape, Size, Value, capacity, live, lives
-from ..kernels import params
+from ..kernels import params, split
 from ..kernels.three_pass import Chunking, chunking
 from ..layout import row_vecs, vec_strides
 from ..mask import Window
@@ -32,7 +34,8 @@ class AttentionSpec:
 
     ``storage`` is that of a cache, or None; then ``position`` and ``new_len`` are those of the append before it, and
     ``run_layer`` chooses the layer if that is left to the run. ``score_words`` is what the score buffer holds: the
-    ``whole`` matrix, or a chunk of its rows at a time.
+    ``whole`` matrix, or a chunk of its rows at a time. ``algorithms`` computes a node that is not one of the
+    passes: one, or one for short runs and one for long ones; ``scratch`` names the words of the buffers they need.
     """
 
     batch_size: int
@@ -64,8 +67,10 @@ class AttentionSpec:
     return_lse: bool = False
     score_words: int = 0
     whole: bool = False
+    algorithms: tuple[str, ...] = ()
+    scratch: tuple[tuple[str, int], ...] = ()
 
-    @property
+    @functools.cached_property
     def problem(self) -> Problem:
         """The problem at capacity."""
         return Problem(self.batch_size, self.num_heads, self.num_kv_heads, capacity(self.q_len), capacity(self.kv_len),
@@ -152,10 +157,25 @@ class AttentionSpec:
             return value.per_batch(scalars, self.batch_size)
         return np.full(self.batch_size, value, np.int64)
 
+    def problem_of(self, algorithm: str) -> Problem:
+        """Return the problem at the capacity that ``algorithm`` serves: short runs only, if there is another."""
+        if len(self.algorithms) < 2 or algorithm != self.algorithms[0]:
+            return self.problem
+        return self._short_problem
+
+    @functools.cached_property
+    def _short_problem(self) -> Problem:
+        return short_problem(self.problem)
+
     def cut(self, q_len: int, max_kv_len: int, info: DeviceInfo) -> Chunking:
         """Return how the rows of a run are cut into chunks: one of them if the score buffer holds all rows anyway."""
         cut = chunking(self.problem, q_len, max_kv_len, self.score_words, info)
         return replace(cut, tiles_per_chunk=max(cut.row_tiles, 1)) if self.whole else cut
+
+
+def short_problem(problem: Problem) -> Problem:
+    """Return ``problem`` with as many query rows as the split kernels take."""
+    return replace(problem, max_q_len=max(1, min(problem.max_q_len, split.MAX_ROWS // problem.group_size)))
 
 
 class Block:
@@ -167,6 +187,7 @@ class Block:
         self.num_words = params.block_words(spec.batch_size, spec.num_heads)
         self._info = info
         self._headers: dict[tuple[int, ...], np.ndarray] = {}
+        self._scratch = dict(spec.scratch)
         self._dims = sorted({size.name for size in (spec.q_len, spec.kv_len, spec.new_len, *(spec.mask_shape or ()))
                              if not isinstance(size, int)})
 
@@ -178,7 +199,13 @@ class Block:
         block = words[self.base : self.base + self.num_words]
         params.write_heads(block, spec.batch_size, spec.num_heads, slopes, sinks)
 
-    def write(self, words: np.ndarray, dims: Dims, scalars: Scalars) -> int:
+    def is_short(self, dims: Dims) -> bool:
+        """Whether the algorithm for short runs can compute this run, or there is no choice."""
+        spec = self.spec
+        return len(spec.algorithms) < 2 or (
+            live(spec.q_len, dims) <= spec.problem_of(spec.algorithms[0]).max_q_len)
+
+    def write(self, words: np.ndarray, dims: Dims, scalars: Scalars, mode: str) -> int:
         """Write this run's header and lengths; return the chunks of rows that have work."""
         spec, block = self.spec, words[self.base : self.base + self.num_words]
         kv_len, q_offset, input_pos = spec.lengths(dims, scalars)
@@ -190,7 +217,14 @@ class Block:
                              "or 1.")
         block[params.INDEX["max_kv_len"]] = max_kv_len
         chunks = 1
-        if spec.score_words:
+        if spec.algorithms:
+            algorithm = spec.algorithms[0 if mode == "short" else -1]
+            run = by_name(algorithm).cut(spec.problem_of(algorithm), live(spec.q_len, dims), max_kv_len, self._scratch,
+                                         self._info)
+            for name, word in run.words.items():
+                block[params.INDEX[name]] = word
+            chunks = run.num_chunks
+        elif spec.score_words:
             cut = spec.cut(live(spec.q_len, dims), max_kv_len, self._info)
             block[params.INDEX["score_stride"]] = cut.score_stride
             block[params.INDEX["tiles_per_chunk"]] = cut.tiles_per_chunk
@@ -224,7 +258,11 @@ class DimsBlock:
     def prepare(self, words: np.ndarray) -> None:
         """Nothing is fixed."""
 
-    def write(self, words: np.ndarray, dims: Dims, scalars: Scalars) -> int:
+    def is_short(self, dims: Dims) -> bool:
+        """There is no choice."""
+        return True
+
+    def write(self, words: np.ndarray, dims: Dims, scalars: Scalars, mode: str) -> int:
         """Write the live sizes."""
         for index, size in enumerate(self.sizes):
             words[self.base + index] = live(size, dims)

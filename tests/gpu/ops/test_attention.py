@@ -9,6 +9,7 @@ import pytest
 
 import vkattn
 from tests.tolerance import assert_matches_oracle
+from vkattn.dispatch import ALGORITHMS
 from vkattn.lru import MAX_PLANS
 from vkattn.ops.plan import MIN_WORDS, bucket, live_words
 from vkattn.runtime.device import Device
@@ -30,6 +31,7 @@ def arrays(rng: np.random.Generator, batch: int, heads: tuple[int, int], q_len: 
 def check(device: Device, inputs: list[np.ndarray], **options: Any) -> np.ndarray:
     """Compute with lse, compare both with the oracle, return the output."""
     out, lse = vkattn.attention(*inputs, return_lse=True, device=device, **options)
+    options.pop("algorithm", None)
     assert_matches_oracle(out, *inputs, lse=lse, **options)
     return out
 
@@ -303,7 +305,7 @@ def test_small_score_budget_gives_the_same_bits_in_chunks(device: Device, rng: n
         (plan,) = own.plans.values()
         assert plan.key.chunks >= 64
         assert plan.recording.num_pipelines == 3 + (0 if own.info.is_unified else 4)
-        assert plan._scores.size_bytes <= 70000
+        assert plan.scratch["scores"].size_bytes <= 70000
         assert plan.recording.num_dispatches == 3 * plan.key.chunks + (0 if own.info.is_unified else 4)
     np.testing.assert_array_equal(chunked, whole)
 
@@ -316,7 +318,7 @@ def test_a_matrix_far_beyond_the_budget(device: Device, rng: np.random.Generator
     with Device(device.info.index, score_budget_bytes=64 << 20) as own:
         out, lse = vkattn.attention(*inputs, causal="top_left", return_lse=True, device=own)
         (plan,) = own.plans.values()
-        assert plan._scores.size_bytes <= 64 << 20
+        assert plan.scratch["scores"].size_bytes <= 64 << 20
         assert plan.recording.num_pipelines == 3 + (0 if own.info.is_unified else 4)
         assert plan.key.chunks >= (2 if "SwiftShader" in device.info.name else 8)
     rows = np.unique(np.concatenate([[0, 31, 32, 33, length - 1], rng.integers(0, length, 40)]))
@@ -386,12 +388,28 @@ def test_buckets() -> None:
         MIN_WORDS, MIN_WORDS, MIN_WORDS, 2 * MIN_WORDS, 4 * MIN_WORDS]
 
 
-def test_algorithms(device: Device, rng: np.random.Generator) -> None:
-    inputs = arrays(rng, 1, (2, 1), 3, 4, 8)
-    np.testing.assert_array_equal(vkattn.attention(*inputs, algorithm="three_pass", device=device),
-                                  vkattn.attention(*inputs, device=device))
-    with pytest.raises(vkattn.errors.OptionError, match="`algorithm` is 'flash'; supported: 'auto', 'three_pass'"):
-        vkattn.attention(*inputs, algorithm="flash", device=device)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_by_name(device: Device, rng: np.random.Generator, algorithm: str) -> None:
+    for batch, heads, q_len, kv_len, head_dim, value_dim in (
+            (1, (2, 1), 3, 4, 8, 8), (2, (6, 2), 5, 700, 33, 65), (1, (8, 1), 8, 257, 128, 128),
+            (2, (16, 1), 1, 100, 256, 17), (1, (3, 3), 64, 64, 20, 9)):
+        inputs = arrays(rng, batch, heads, q_len, kv_len, head_dim, value_dim)
+        mask = rng.random((q_len, kv_len)) < 0.7
+        options = {"causal": "bottom_right", "mask": mask, "kv_len": kv_len - 1, "sinks": np.arange(heads[0]) * 0.5}
+        check(device, inputs, algorithm=algorithm, **options)
+        check(device, inputs, algorithm=algorithm)
+
+
+def test_an_unknown_algorithm_is_refused_with_the_choices(device: Device, rng: np.random.Generator) -> None:
+    with pytest.raises(vkattn.errors.OptionError, match=r"`algorithm` is 'flash'; supported: 'auto', 'split', "):
+        vkattn.attention(*arrays(rng, 1, (2, 1), 3, 4, 8), algorithm="flash", device=device)
+
+
+def test_an_algorithm_that_cannot_is_refused_with_its_reasons(device: Device, rng: np.random.Generator) -> None:
+    inputs = arrays(rng, 1, (2, 1), 33, 4, 300)
+    with pytest.raises(vkattn.errors.NoKernelError, match=r"(?s)split: q_len 33 x group_size 2 is 66 .*head_dim 300"):
+        vkattn.attention(*inputs, algorithm="split", device=device)
+    check(device, inputs)
 
 
 def test_many_heads_and_batches(device: Device, rng: np.random.Generator) -> None:

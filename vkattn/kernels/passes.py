@@ -1,0 +1,49 @@
+"""What one dispatch of an attention algorithm binds, by name: shared by the functional plans and the graphs.
+
+An algorithm is a list of passes. The name of a binding says which tensor it is; the push constant that tells the kernel
+where the tensor starts is the name with ``_base``, in the tensor's own unit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..layout import words_per_vec
+from ..problem import Problem
+from .manifest import Variant
+
+VEC4_WORDS = 4
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One kernel of an algorithm and the tensors that it binds after params, in order.
+
+    ``pushed`` names the push constant of a tensor where it is not the tensor's own name.
+    """
+
+    kernel: Variant
+    tensors: tuple[str, ...]
+    spec: tuple[int, ...] = ()
+    pushed: dict[str, str] = field(default_factory=dict, hash=False)
+
+    def base(self, tensor: str) -> str:
+        """Return the push constant that says where ``tensor`` starts."""
+        return f"{self.pushed.get(tensor, tensor)}_base"
+
+
+def unit_words(tensor: str, problem: Problem) -> int:
+    """Return the words of the unit in which a kernel is told where ``tensor`` starts."""
+    if tensor in ("query", "out"):
+        return words_per_vec(problem.query_dtype)
+    if tensor in ("key", "value"):
+        return words_per_vec(problem.key_dtype)
+    return VEC4_WORDS if tensor in ("scores", "parts") else 1
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How one run is cut: params words by name, and how many chunks of rows have work."""
+
+    words: dict[str, int]
+    num_chunks: int = 1
