@@ -30,6 +30,7 @@ try:
     import numpy as np
 
     import vkattn
+    from vkattn.ops.timings import Timings
 except ModuleNotFoundError as missing:
     print(f"smollm2: {missing}. Hint: in the checkout, pip install . && python -m vkattn setup", file=sys.stderr)
     raise SystemExit(2) from None
@@ -86,9 +87,10 @@ def report_times(answer: Answer, attend: CheckedAttention, prompt_len: int, num_
               f"and {1e3 * (whole - part):.1f} ms of the rest.")  # fmt: skip
 
 
-def report_dispatches(timings: Any, num_layers: int) -> None:
+def report_dispatches(graph: vkattn.Graph, num_layers: int) -> None:
     """Print what the device itself says of the last replay, which was the last layer of the last step."""
-    print("\nThe last layer of the last step, as the device timed it (one replay of the graph)")
+    timings = Timings.median_of([graph.timings() for _ in range(9)])
+    print("\nThe last layer of the last step, as the device timed it (one replay of the graph; medians of 9)")
     print(textwrap.indent(str(timings), "  "))
     print(f"{num_layers} times that is {num_layers * timings.total_ns / 1e6:.1f} ms.")
 
@@ -159,8 +161,9 @@ def run(args: argparse.Namespace) -> int:
         seconds = time.perf_counter() - start
         print(f"Cache   {args.cache}, {attention.cache.nbytes / capacity:.0f} bytes per token; {capacity} tokens, "
               f"{config.num_layers} layers: {attention.cache.nbytes} bytes on the device")  # fmt: skip
-        print(f"Graphs  for the prompt and for a token, {attention.decode.report().num_dispatches} dispatches each, "
-              f"recorded once in {seconds:.2f} s")  # fmt: skip
+        counts = [graph.report().num_dispatches for graph in (attention.prefill, attention.decode)]
+        print(f"Graphs  for the prompt ({counts[0]} dispatches a layer) and for a token ({counts[1]}), recorded once "
+              f"in {seconds:.2f} s")  # fmt: skip
         print(f"Prompt  {args.prompt}\nAnswer  ", end="", flush=True)
         pieces = import_package("tokenizers").decoders.DecodeStream(skip_special_tokens=True)
 
@@ -173,7 +176,7 @@ def run(args: argparse.Namespace) -> int:
         answer = generate(decoder, prompt, args.tokens, end_token, show)
         print(" (end)" if answer.tokens[-1] == end_token else " ...")
         report_times(answer, attend, len(prompt), config.num_layers)
-        report_dispatches(attention.latest.timings(), config.num_layers)
+        report_dispatches(attention.latest, config.num_layers)
         if held is None:
             print("Not checked against the oracle (--no-check).")
             return 0

@@ -3,10 +3,11 @@
     scripts/test [--part NAME ...] [pytest arguments]
 
 The parts, in this order: `static` (layers, shaders, ruff, mypy), `unit` (all tests that need no device), then every
-test marked gpu once per driver: `lavapipe`, `swiftshader`. Each device is a process of its own, told by
-VKATTN_EXPECT_DEVICE which device it must find. With pytest arguments, `static` runs only if it is named, and a part
-in which nothing was selected is no failure. What each part found is repeated in the summary of the last one, so that
-pytest's own last line is the last line printed; the exit status is 1 if any part failed.
+test marked gpu once per driver: `lavapipe`, `swiftshader`, and between them `validation` (scripts/validation.py --ci:
+tests under the Khronos validation layer). Each device is a process of its own, told by VKATTN_EXPECT_DEVICE which
+device it must find. With pytest arguments, `static` and `validation` run only if they are named, and a part in which
+nothing was selected is no failure. What each part found is repeated in the summary of the last one, so that pytest's
+own last line is the last line printed; the exit status is 1 if any part failed.
 """
 
 from __future__ import annotations
@@ -103,6 +104,13 @@ def run_part(part: Part, pytest_arguments: list[str]) -> int:
     return status
 
 
+def run_validation() -> bool:
+    """Run tests under the validation layer; return whether it wrote nothing that is not allowed."""
+    status = subprocess.run([sys.executable, "scripts/validation.py", "--ci"], cwd=ROOT, check=False).returncode
+    record("validation", f"FAILED: exit status {status}, see above" if status else "every message is an allowed one")
+    return status == 0
+
+
 def headline(text: str) -> None:
     """Print a line that a reader of the log finds again."""
     print(f"\n######## {text}", flush=True)
@@ -110,13 +118,15 @@ def headline(text: str) -> None:
 
 def main() -> int:
     """Run the parts that are asked for."""
-    names = ("static", *(part.name for part in parts()))
+    *first, last = parts()
+    names = ("static", *(part.name for part in first), "validation", last.name)
     verbatim = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("scripts/test", description=__doc__, formatter_class=verbatim, allow_abbrev=False)
     parser.add_argument("--part", action="append", choices=names, help="run only this part (may be given again)")
     args, pytest_arguments = parser.parse_known_args()
     selective = bool(pytest_arguments) and not os.environ.get("CI")
-    wanted = args.part or (names[1:] if pytest_arguments else names)
+    not_pytest = {"static", "validation"} if pytest_arguments else set()
+    wanted = args.part or [name for name in names if name not in not_pytest]
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text("", encoding="utf-8")
 
@@ -125,7 +135,10 @@ def main() -> int:
     if "static" in wanted:
         headline("static checks")
         failed |= not run_static()
-    for part in parts():
+    for part in (*first, last):
+        if part is last and "validation" in wanted:
+            headline("tests under the Khronos validation layer")
+            failed |= not run_validation()
         if part.name in wanted:
             headline(f"pytest: {part.name} ({part.markers})")
             status = run_part(part, pytest_arguments)

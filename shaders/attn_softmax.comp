@@ -66,6 +66,7 @@ void main() {
         uint score_row = group * ROWS + slot;
         RowTile tile = row_tile(first + score_row / BLOCK_ROWS);
         uint row = tile.first + score_row % BLOCK_ROWS;
+        if (row - slot >= tile.rows) continue;  // none of the 4 rows exists
         bool live = row < tile.rows;
         uint token = row_token(min(row, tile.rows - 1u));
         uvec2 range = live ? key_range(tile.b, token) : uvec2(0u);

@@ -25,6 +25,8 @@ def runner(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     spec.loader.exec_module(module)
     monkeypatch.setattr(module, "RESULTS", tmp_path / "parts.txt")
     monkeypatch.setattr(module, "run_static", lambda: True)
+    module.real_run_validation = module.run_validation
+    monkeypatch.setattr(module, "run_validation", lambda: True)
     return module
 
 
@@ -68,9 +70,27 @@ def test_a_failure_in_any_part_is_the_exit_status_and_stops_nothing(
     assert run_with(runner, monkeypatch, {failing: status}, ci="true") == (1, ["unit", "lavapipe", "swiftshader"])
 
 
-def test_failing_static_checks_are_the_exit_status(runner: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "run_static", lambda: False)
-    assert run_with(runner, monkeypatch, {})[0] == 1
+@pytest.mark.parametrize("name", ["run_static", "run_validation"])
+def test_failing_checks_are_the_exit_status(runner: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(runner, name, lambda: False)
+    assert run_with(runner, monkeypatch, {}) == (1, ["unit", "lavapipe", "swiftshader"])
+    assert run_with(runner, monkeypatch, {}, "-k", "softmax")[0] == 0, "with pytest arguments it does not run"
+
+
+def test_validation_can_be_asked_for_alone(runner: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[bool] = []
+    monkeypatch.setattr(runner, "run_validation", lambda: not ran.append(True))
+    assert run_with(runner, monkeypatch, {}, "--part", "validation") == (0, [])
+    assert ran == [True]
+
+
+@pytest.mark.parametrize(("status", "expected"), [(0, "validation: every message"), (1, "validation: FAILED: exit")])
+def test_validation_leaves_a_line_for_the_summary(
+    runner: ModuleType, monkeypatch: pytest.MonkeyPatch, status: int, expected: str
+) -> None:
+    monkeypatch.setattr(runner.subprocess, "run", lambda *args, **options: subprocess.CompletedProcess([], status))
+    assert runner.real_run_validation() == (status == 0)
+    assert runner.RESULTS.read_text(encoding="utf-8").startswith(expected)
 
 
 def test_a_selection_may_leave_a_part_empty_but_not_all(runner: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

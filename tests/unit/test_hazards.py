@@ -6,7 +6,7 @@ import pytest
 
 from tests.fakes_graph import dispatch, shader
 from vkattn.errors import PlanError
-from vkattn.graph.hazards import conflict, segments
+from vkattn.graph.hazards import conflict, segments, split_at_regions
 from vkattn.graph.node import Binding, Dispatch
 
 
@@ -67,6 +67,25 @@ def test_parts_of_one_buffer_conflict_if_they_share_a_word() -> None:
     assert conflict(second, whole) == "write after write"
     assert conflict(first, Dispatch(kernel, (Binding(object(), (0, 64)),))) is None
     assert segments([first, second, across]) == [[first, second], [across]]
+
+
+def test_a_segment_is_split_where_only_regions_keep_dispatches_apart() -> None:
+    """As of layers of one cache: append to the next while attention reads this one."""
+    cache, out = object(), object()
+    read, write = shader(["read", "write"]), shader(["write"])
+    attends = Dispatch(read, (Binding(cache, (0, 64)), Binding(out)))
+    appends = Dispatch(write, (Binding(cache, (64, 128)),))
+    elsewhere = Dispatch(write, (Binding(object(), (64, 128)),))
+    assert segments([attends, elsewhere, appends]) == [[attends, elsewhere, appends]]
+    assert split_at_regions([attends, elsewhere, appends]) == [[attends, elsewhere], [appends]]
+    assert split_at_regions([]) == []
+
+
+def test_a_real_conflict_in_a_segment_is_left_for_the_validation_layer_to_find() -> None:
+    cache = object()
+    reads = Dispatch(shader(["read"]), (Binding(cache, (0, 64)),))
+    writes = Dispatch(shader(["write"]), (Binding(cache),))
+    assert split_at_regions([reads, writes]) == [[reads, writes]]
 
 
 def test_one_dispatch_may_bind_a_buffer_twice() -> None:

@@ -7,7 +7,8 @@ what one wrote (write after write).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from .node import Dispatch
 
@@ -30,3 +31,24 @@ def segments(dispatches: Iterable[Dispatch]) -> list[list[Dispatch]]:
             result.append([])
         result[-1].append(dispatch)
     return result
+
+
+def split_at_regions(segment: Sequence[Dispatch]) -> list[list[Dispatch]]:
+    """Cut a segment further, wherever nothing but the regions of a buffer keeps two dispatches apart.
+
+    For the validation layer, which takes every dispatch to touch the whole of its buffers. Where two dispatches do
+    conflict nothing is cut, so that the layer finds what `segments` has missed.
+    """
+    result: list[list[Dispatch]] = []
+    for dispatch in segment:
+        if not result or any(_only_regions_apart(earlier, dispatch) for earlier in result[-1]):
+            result.append([])
+        result[-1].append(dispatch)
+    return result
+
+
+def _only_regions_apart(earlier: Dispatch, later: Dispatch) -> bool:
+    """Whether two dispatches are free of each other, but would not be if each touched the whole of its buffers."""
+    whole = (replace(dispatch, bindings=tuple(replace(binding, region=None) for binding in dispatch.bindings))
+             for dispatch in (earlier, later))
+    return conflict(earlier, later) is None and conflict(*whole) is not None

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 
 from ..caps.model import DeviceInfo
 from ..dtypes import AXIS
+from ..layout import row_quads
 from ..problem import Problem
-from .manifest import Variant, variant
+from .manifest import Variant, load_manifest, variant
 from .passes import Cut, Pass
 from .support import device_reasons
+from .tiers import allowed_tiers
 
 NAME = "split"
 
@@ -42,17 +44,26 @@ ROOT_DIVISOR = 5.0
 
 @dataclass(frozen=True)
 class Shape:
-    """The variant for a problem on a device, its specialization constants, and the query rows of an item."""
+    """The variant for a problem on a device, and the query rows of an item."""
 
     kernel: Variant
     rows: int
-    spec: tuple[int, ...] = ()
 
 
 def shape(problem: Problem, info: DeviceInfo) -> Shape:
-    """Return the variant without subgroup operations, which every device can run."""
+    """Return the variant to use: with subgroup shuffles if the device has them and the rows fit, else without."""
     query, key = AXIS[problem.query_dtype], AXIS[problem.key_dtype]
-    return Shape(variant(f"attn_split_{query}_{key}"), BASE_ROWS)
+    base = Shape(variant(f"attn_split_{query}_{key}"), BASE_ROWS)
+    if "subgroup" not in allowed_tiers(info):
+        return base
+    quads = max(row_quads(problem.head_dim, problem.key_dtype), row_quads(problem.value_dim, problem.value_dtype))
+    lanes = min(16, max(4, 1 << (quads - 1).bit_length()), info.subgroup_size)
+    held = 1 << (-(-quads // lanes) - 1).bit_length()
+    rows = 8 if problem.max_q_len * problem.group_size > 4 and lanes > 4 and held <= 2 else 4
+    name = f"attn_split_subgroup_{query}_{key}_r{rows}_l{lanes}_q{held}"
+    if name not in load_manifest() or device_reasons(variant(name), info):
+        return base
+    return Shape(variant(name), rows)
 
 
 def variants(problem: Problem, info: DeviceInfo) -> tuple[Variant, ...]:
@@ -76,7 +87,7 @@ def not_supported_reasons(problem: Problem, info: DeviceInfo) -> list[str]:
 def passes(problem: Problem, info: DeviceInfo) -> tuple[Pass, ...]:
     """Return the one pass."""
     chosen = shape(problem, info)
-    return (Pass(chosen.kernel, ("query", "key", "value", "mask", "parts", "tickets", "out", "lse"), chosen.spec),)
+    return (Pass(chosen.kernel, ("query", "key", "value", "mask", "parts", "tickets", "out", "lse")),)
 
 
 def num_items(problem: Problem, rows: int, q_len: int) -> int:

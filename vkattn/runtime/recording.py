@@ -3,7 +3,8 @@
 A boundary between segments is realised in one of two ways. "coherent": both segments lie in one Sequence with the
 read-back of a 16-byte tensor between them; its barrier compute -> transfer chains with the transfer -> compute barrier
 that kp records before every dispatch, and buffers that carry data are ``coherent`` in GLSL. "full": each segment is a
-Sequence of its own, evaluated in turn; slow, and clean under synchronization validation.
+Sequence of its own, evaluated in turn; slow, and clean under synchronization validation (which sees whole buffers, so
+dispatches on different regions of one buffer do not share a Sequence there).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import ClosedError, DeviceError
+from ..graph.hazards import split_at_regions
 from ..graph.node import Binding, Dispatch
 from ..kernels.manifest import variant
 from .pipeline import Pipelines
@@ -76,9 +78,12 @@ class Recording:
 
     def _grouped(self) -> list[list[list[Dispatch]]]:
         """Return the segments of each Sequence; the canary's comes last of all."""
+        if self.device.boundary == "full":
+            parts = [part for segment in self._segments for part in split_at_regions(segment)]
+            return [[part] for part in [*parts, [self._last]]]
         groups: list[list[list[Dispatch]]] = []
         for segment in [*self._segments, [self._last]]:
-            new = not groups or self.device.boundary == "full"
+            new = not groups
             if not new and segment[0] is not self._last:
                 new = segment[0].submission != groups[-1][-1][0].submission
             groups.append([segment]) if new else groups[-1].append(segment)

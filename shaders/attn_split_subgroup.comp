@@ -1,0 +1,271 @@
+// Purpose   decode and other short queries: the rows of one KV head share each K/V read, the keys are split over
+//           workgroups, and the last workgroup of a head to finish merges the parts in the same dispatch
+// Maths     s_j = score of key j;  m' = max(m, s_j);  l' = l e^(m-m') + sum_j e^(s_j-m')
+//           acc' = acc e^(m-m') + sum_j e^(s_j-m') v_j;  out = acc / l;  lse = m + ln l
+// Bindings  0 params  1 query [B, H, L, D]  2 key [B, Hkv, S, D] quads  3 value [B, Hkv, S, Ev] quads  4 mask
+//           5 parts [item, split, ROWS, 1 + value vecs] vec4s  6 tickets [item], 0 before and after every run
+//           7 out [B, H, L, Ev]  8 lse [B, H, L]. An item is ROWS rows of one (batch, KV head)
+// Grid      any number of workgroups of 128; each takes one (item, split) after another. LANES invocations share a key
+//           row, QUADS quads of 16 bytes each; a group of LANES takes IN_FLIGHT keys at a time, and all their bytes are
+//           on the way before the first is used. The ROWS x IN_FLIGHT scores are summed so that each invocation is
+//           left with ELEMENTS of them, weighs those, and hands the weights round
+// Push      params_base (words); query_base, key_base, value_base, out_base (vecs); mask_base, tickets_base, lse_base
+//           (words); parts_base (vec4s)
+// Bounds    only keys in the union of the rows' visible ranges are read. An empty split contributes nothing
+// Requires  subgroup shuffles, and subgroups of at least LANES invocations
+// Source    Flash-Decoding (Dao et al. 2023); Milakov and Gimelshein 2018
+#version 450
+#extension GL_GOOGLE_include_directive : require
+#extension GL_EXT_control_flow_attributes : require
+#extension GL_KHR_shader_subgroup_basic : require
+#extension GL_KHR_shader_subgroup_shuffle : require
+
+#define THREADS 128u
+layout(local_size_x = 128) in;
+layout(push_constant) uniform Push {
+    uint params_base;
+    uint query_base;
+    uint key_base;
+    uint value_base;
+    uint mask_base;
+    uint parts_base;
+    uint tickets_base;
+    uint out_base;
+    uint lse_base;
+} push;
+
+#include "key_quads.glsl"
+#include "query_out.glsl"
+#if defined(ROWS_R4)
+#define ROWS 4
+#elif defined(ROWS_R8)
+#define ROWS 8
+#endif
+#if defined(LANES_L4)
+#define LANES 4
+#elif defined(LANES_L8)
+#define LANES 8
+#elif defined(LANES_L16)
+#define LANES 16
+#endif
+#if defined(QUADS_Q1)
+#define QUADS 1
+#elif defined(QUADS_Q2)
+#define QUADS 2
+#elif defined(QUADS_Q4)
+#define QUADS 4
+#endif
+#define VECS (QUADS * QUAD_VECS)
+#define IN_FLIGHT 4
+#define SCORES (ROWS * IN_FLIGHT)    // element r * IN_FLIGHT + u is the score of row r and key u
+#define ELEMENTS (SCORES / LANES)    // of them in each invocation once they are summed; all of one row
+#define SHARERS (IN_FLIGHT / ELEMENTS)  // neighbours that hold the same row
+#define BLOCK_ROWS uint(ROWS)
+
+#include "params.glsl"
+layout(set = 0, binding = 1) coherent readonly buffer Query { QUERY query[]; };
+layout(set = 0, binding = 2) coherent readonly buffer Key { uvec4 key[]; };
+layout(set = 0, binding = 3) coherent readonly buffer Value { uvec4 value[]; };
+layout(set = 0, binding = 4) coherent readonly buffer Mask { uint mask_data[]; };
+layout(set = 0, binding = 5) coherent buffer Parts { vec4 parts[]; };
+layout(set = 0, binding = 6) coherent buffer Tickets { uint tickets[]; };
+layout(set = 0, binding = 7) coherent writeonly buffer Out { QUERY outputs[]; };
+layout(set = 0, binding = 8) coherent writeonly buffer Lse { float lse[]; };
+#include "tiles.glsl"
+#include "score.glsl"
+#include "split.glsl"
+
+shared vec4 sums[THREADS * VECS];  // one row's acc: a run of LANES * VECS for each subgroup
+shared vec2 group_state[THREADS / LANES * ROWS];  // (row_max, row_sum) of each subgroup and row
+
+uint lane() { return gl_SubgroupInvocationID % LANES; }
+uint lane_group() { return (gl_SubgroupID * gl_SubgroupSize + gl_SubgroupInvocationID) / LANES; }
+uint lane_groups() { return gl_NumSubgroups * gl_SubgroupSize / LANES; }
+
+// The index, in vecs of the head, of vec i that this invocation holds.
+uint vec_index(uint i) { return ((i / QUAD_VECS) * LANES + lane()) * QUAD_VECS + i % QUAD_VECS; }
+
+// Sum every element over the LANES invocations of the group: each exchange leaves an invocation with half of the
+// elements, so that in the end it holds the sums of elements lane() * ELEMENTS and the next.
+void sum_over_lanes(inout float s[SCORES]) {
+    [[unroll]] for (uint step = LANES / 2, kept = SCORES / 2; step > 0; step /= 2, kept /= 2) {
+        bool upper = (lane() & step) != 0u;
+        [[unroll]] for (uint i = 0u; i < kept; ++i) {
+            float give = upper ? s[i] : s[i + kept];
+            float keep = upper ? s[i + kept] : s[i];
+            s[i] = keep + subgroupShuffleXor(give, step);
+        }
+    }
+}
+
+// The state of one row between blocks of keys, in the invocations that hold the row's elements.
+struct State {
+    float row_max, row_sum;
+};
+
+void attend(RowTile tile, uint begin, uint end, inout State state, inout vec4 acc[ROWS * VECS]) {
+    vec4 q[ROWS * VECS];
+    [[unroll]] for (uint r = 0u; r < ROWS; ++r) {
+        uint row = tile.first + r;
+        [[unroll]] for (uint i = 0u; i < VECS; ++i) {
+            uint d = vec_index(i);
+            q[r * VECS + i] = vec4(0.0);
+            if (row < tile.rows && d < head_vecs())
+                q[r * VECS + i] = query_vec(query[push.query_base + tile.b * q_stride_batch()
+                    + row_head(tile, row) * q_stride_head() + row_token(row) * q_stride_row() + d]);
+        }
+    }
+    ScoreRule rule = score_rule();
+    uint first = lane() * ELEMENTS;  // this invocation's elements: row first / IN_FLIGHT, keys first % IN_FLIGHT on
+    ScoreRow row = score_row(tile, tile.first + first / IN_FLIGHT);
+    bool plain = is_plain(rule, row, begin, end - 1u);
+    uint live_rows = min(tile.rows - tile.first, uint(ROWS));
+    uint k_row = k_stride_row() / QUAD_VECS, v_row = v_stride_row() / QUAD_VECS;
+    uint k_at = (push.key_base + key_offset() + tile.b * k_stride_batch() + tile.hk * k_stride_head()) / QUAD_VECS;
+    uint v_at = (push.value_base + value_offset() + tile.b * v_stride_batch() + tile.hk * v_stride_head()) / QUAD_VECS;
+    uint groups = lane_groups(), home = gl_SubgroupInvocationID - lane();
+
+    // Every invocation of a subgroup goes round equally often: the last keys are predicated.
+    uint rounds = (end - begin + groups * IN_FLIGHT - 1u) / (groups * IN_FLIGHT);
+    uint j0 = begin + lane_group();
+    for (uint round = 0u; round < rounds; ++round, j0 += groups * IN_FLIGHT) {
+        uvec4 k[IN_FLIGHT * QUADS], v[IN_FLIGHT * QUADS];
+        uint dirty = 0u;
+        [[unroll]] for (uint u = 0u; u < IN_FLIGHT; ++u) {
+            uint j = j0 + u * groups;
+            [[unroll]] for (uint n = 0u; n < QUADS; ++n) {
+                uint quad = n * LANES + lane();
+                k[u * QUADS + n] = uvec4(0u);
+                if (j < end && quad < k_row) k[u * QUADS + n] = key[k_at + j * k_row + quad];
+            }
+        }
+        [[unroll]] for (uint u = 0u; u < IN_FLIGHT; ++u) {
+            uint j = j0 + u * groups;
+            [[unroll]] for (uint n = 0u; n < QUADS; ++n) {
+                uint quad = n * LANES + lane();
+                v[u * QUADS + n] = uvec4(0u);
+                if (j < end && quad < v_row) v[u * QUADS + n] = value[v_at + j * v_row + quad];
+            }
+        }
+        float s[SCORES];
+        [[unroll]] for (uint u = 0u; u < IN_FLIGHT; ++u) {
+            [[unroll]] for (uint r = 0u; r < ROWS; ++r) s[r * IN_FLIGHT + u] = 0.0;
+            [[unroll]] for (uint i = 0u; i < VECS; ++i) {
+                vec4 x = quad_vec(k[u * QUADS + i / QUAD_VECS], i % QUAD_VECS);
+                [[unroll]] for (uint r = 0u; r < ROWS; ++r)
+                    if (r < live_rows) s[r * IN_FLIGHT + u] += dot(q[r * VECS + i], x);
+            }
+        }
+        sum_over_lanes(s);
+
+        float new_max = state.row_max;
+        [[unroll]] for (uint i = 0u; i < ELEMENTS; ++i) {
+            uint j = j0 + ((first + i) % IN_FLIGHT) * groups;
+            float x = uintBitsToFloat(MINUS_INFINITY);
+            if (j < end) x = plain ? s[i] * rule.scale : masked_score(s[i], rule, row, j);
+            s[i] = x;
+            new_max = max(new_max, x);
+        }
+        [[unroll]] for (uint step = 1u; step < SHARERS; step *= 2u)
+            new_max = max(new_max, subgroupShuffleXor(new_max, step));
+        float shrink = exp(state.row_max - new_max), sum = 0.0;
+        float p[ELEMENTS];
+        [[unroll]] for (uint i = 0u; i < ELEMENTS; ++i) {
+            p[i] = floatBitsToUint(s[i]) == MINUS_INFINITY ? 0.0 : exp(s[i] - new_max);
+            sum += p[i];
+        }
+        [[unroll]] for (uint step = 1u; step < SHARERS; step *= 2u) sum += subgroupShuffleXor(sum, step);
+        state.row_sum = state.row_sum * shrink + sum;
+        state.row_max = new_max;
+
+        [[unroll]] for (uint n = 0u; n < IN_FLIGHT * QUADS; ++n) dirty |= not_finite(v[n]);
+        [[unroll]] for (uint r = 0u; r < ROWS; ++r) {
+            if (r < live_rows) {
+                float row_shrink = subgroupShuffle(shrink, home + r * IN_FLIGHT / ELEMENTS);
+                float weight[IN_FLIGHT];
+                [[unroll]] for (uint u = 0u; u < IN_FLIGHT; ++u)
+                    weight[u] = subgroupShuffle(p[(r * IN_FLIGHT + u) % ELEMENTS],
+                                                home + (r * IN_FLIGHT + u) / ELEMENTS);
+                [[unroll]] for (uint i = 0u; i < VECS; ++i) {
+                    vec4 part = vec4(0.0);
+                    [[unroll]] for (uint u = 0u; u < IN_FLIGHT; ++u) {
+                        vec4 x = quad_vec(v[u * QUADS + i / QUAD_VECS], i % QUAD_VECS);
+                        if (dirty == 0u || weight[u] != 0.0) part = fma(vec4(weight[u]), x, part);
+                    }
+                    acc[r * VECS + i] = fma(acc[r * VECS + i], vec4(row_shrink), part);
+                }
+            }
+        }
+    }
+}
+
+// Put the states of every subgroup's lane groups, and of every row, into group_state.
+void merge_states(State state) {
+    for (uint step = LANES; step < gl_SubgroupSize; step *= 2u) {
+        vec2 other = vec2(subgroupShuffleXor(state.row_max, step), subgroupShuffleXor(state.row_sum, step));
+        vec2 both = merged(vec2(state.row_max, state.row_sum), other);
+        state = State(both.x, both.y);
+    }
+    uint r = lane() * ELEMENTS / IN_FLIGHT;
+    if (gl_SubgroupInvocationID < LANES) group_state[gl_SubgroupID * ROWS + r] = vec2(state.row_max, state.row_sum);
+}
+
+// Merge one row over the workgroup: afterwards sums[0 .. value vecs) are relative to the returned row_max.
+vec2 merge_row(uint r, float own_max, vec4 acc[VECS]) {
+    vec2 whole = group_state[r];
+    for (uint g = 1u; g < gl_NumSubgroups; ++g) whole = merged(whole, group_state[g * ROWS + r]);
+    float factor = exp(own_max - whole.x);  // acc is relative to the row_max of this invocation's lane group
+    [[unroll]] for (uint i = 0u; i < VECS; ++i) {
+        acc[i] *= factor;
+        for (uint step = LANES; step < gl_SubgroupSize; step *= 2u) acc[i] += subgroupShuffleXor(acc[i], step);
+    }
+    uint width = LANES * VECS;
+    barrier();
+    if (gl_SubgroupInvocationID < LANES)
+        [[unroll]] for (uint i = 0u; i < VECS; ++i) sums[gl_SubgroupID * width + vec_index(i)] = acc[i];
+    barrier();
+    for (uint e = gl_LocalInvocationIndex; e < min(value_vecs(), width); e += THREADS) {
+        vec4 sum = sums[e];
+        for (uint g = 1u; g < gl_NumSubgroups; ++g) sum += sums[g * width + e];
+        sums[e] = sum;  // only this invocation reads column e of the other runs
+    }
+    barrier();
+    return whole;
+}
+
+void main() {
+    uint items = num_row_tiles() * num_splits();
+    for (uint index = gl_WorkGroupID.x; index < items; index += gl_NumWorkGroups.x) {
+        uint item = index / num_splits(), split = index % num_splits();
+        RowTile tile = row_tile(item);
+        uint begin = tile_key_begin(tile) + split * keys_per_split();
+        uint end = min(begin + keys_per_split(), tile_key_end(tile));
+        State state = State(LOWEST, 0.0);
+        vec4 acc[ROWS * VECS];
+        [[unroll]] for (uint i = 0u; i < ROWS * VECS; ++i) acc[i] = vec4(0.0);
+        if (begin < end) attend(tile, begin, end, state, acc);
+        barrier();
+        merge_states(state);
+        barrier();
+        [[unroll]] for (uint r = 0u; r < ROWS; ++r) {
+            uint holder = gl_SubgroupInvocationID - lane() + r * IN_FLIGHT / ELEMENTS;
+            float own_max = subgroupShuffle(state.row_max, holder);
+            if (tile.first + r < tile.rows) {
+                vec4 mine[VECS];
+                [[unroll]] for (uint i = 0u; i < VECS; ++i) mine[i] = acc[r * VECS + i];
+                vec2 whole = merge_row(r, own_max, mine);
+                if (num_splits() == 1u) {
+                    for (uint e = gl_LocalInvocationIndex; e < out_vecs(); e += THREADS)
+                        write_out(tile, tile.first + r, e, e < value_vecs() ? sums[e] : vec4(0.0), whole);
+                    write_lse(tile, tile.first + r, whole);
+                } else {
+                    uint at = part_index(item, split, r);
+                    if (gl_LocalInvocationIndex == 0u) parts[at] = vec4(whole, 0.0, 0.0);
+                    for (uint e = gl_LocalInvocationIndex; e < value_vecs(); e += THREADS) parts[at + 1u + e] = sums[e];
+                }
+                barrier();
+            }
+        }
+        if (num_splits() > 1u && is_last(item)) merge_parts(tile, item);
+    }
+}
