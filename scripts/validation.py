@@ -30,6 +30,7 @@ from validationlayer.runs import LAYER, RUNS, Run
 from validationlayer.verdict import judge, report
 
 FOLDER = ROOT / ".cache" / "validation"
+LIMIT_S, SHORT_LIMIT_S = 7200, 600  # after that a run is given up
 
 
 def environment(run: Run, pipe: Path, leave_out: dict[str, str]) -> dict[str, str]:
@@ -54,14 +55,16 @@ def execute(run: Run, short: bool, arguments: list[str]) -> tuple[bool, list[str
     tests = arguments or (run.short if short else run.tests)
     leave_out = run.short_leave_out if short and not arguments else run.leave_out
     command = [sys.executable, "-m", "pytest", "-q", "-p", "validationlayer.child", "-p", "no:cacheprovider", *tests]
+    limit_s = SHORT_LIMIT_S if short else LIMIT_S
     started = time.monotonic()
     with collected(pipe, log_file):
         try:
-            done = subprocess.run(command, cwd=ROOT, env=environment(run, pipe, leave_out), timeout=run.limit_s,
-                                  capture_output=True, text=True, check=False)
-            status, output = done.returncode, done.stdout + done.stderr
+            done = subprocess.run(command, cwd=ROOT, env=environment(run, pipe, leave_out), timeout=limit_s,
+                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+            status, printed, end = done.returncode, done.stdout, ""
         except subprocess.TimeoutExpired as expired:
-            status, output = 1, f"{(expired.stdout or b'').decode()}\nnot finished after {run.limit_s} s"
+            status, printed, end = 1, expired.stdout or b"", f"\nnot finished after {limit_s} s"
+    output = printed.decode(errors="replace") + end
     with log_file.open(encoding="utf-8", errors="replace") as stream:
         log = parse(stream)
     verdict = judge(log, run.name, run.feature, run.planted_id, load())

@@ -66,6 +66,7 @@ shared vec4 q_tile[ROWS * MAX_VECS];
 shared vec4 p_tile[ROWS * THREADS];       // dot products, then weights, of a block: four keys to a vec4
 shared float lane_max[THREADS], lane_sum[THREADS];
 shared float row_shrink[ROWS], row_max_of[ROWS];
+shared vec4 merge_sums[THREADS];
 
 void load_queries(RowTile tile) {
     for (uint i = gl_LocalInvocationIndex; i < uint(ROWS) * head_vecs(); i += THREADS) {

@@ -12,13 +12,14 @@
 // Push      params_base (words); query_base, key_base, value_base, out_base (vecs); mask_base, tickets_base, lse_base
 //           (words); parts_base (vec4s)
 // Bounds    only keys in the union of the rows' visible ranges are read. An empty split contributes nothing
-// Requires  subgroup shuffles, and subgroups of at least LANES invocations
+// Requires  subgroup shuffles and votes, and subgroups of at least LANES invocations
 // Source    Flash-Decoding (Dao et al. 2023); Milakov and Gimelshein 2018
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_shuffle : require
+#extension GL_KHR_shader_subgroup_vote : require
 
 #define THREADS 128u
 layout(local_size_x = 128) in;
@@ -63,10 +64,10 @@ layout(push_constant) uniform Push {
 #define BLOCK_ROWS uint(ROWS)
 
 #include "params.glsl"
-layout(set = 0, binding = 1) coherent readonly buffer Query { QUERY query[]; };
-layout(set = 0, binding = 2) coherent readonly buffer Key { uvec4 key[]; };
-layout(set = 0, binding = 3) coherent readonly buffer Value { uvec4 value[]; };
-layout(set = 0, binding = 4) coherent readonly buffer Mask { uint mask_data[]; };
+layout(set = 0, binding = 1) restrict readonly buffer Query { QUERY query[]; };
+layout(set = 0, binding = 2) restrict readonly buffer Key { uvec4 key[]; };
+layout(set = 0, binding = 3) restrict readonly buffer Value { uvec4 value[]; };
+layout(set = 0, binding = 4) restrict readonly buffer Mask { uint mask_data[]; };
 layout(set = 0, binding = 5) coherent buffer Parts { vec4 parts[]; };
 layout(set = 0, binding = 6) coherent buffer Tickets { uint tickets[]; };
 layout(set = 0, binding = 7) coherent writeonly buffer Out { QUERY outputs[]; };
@@ -85,17 +86,31 @@ uint lane_groups() { return gl_NumSubgroups * gl_SubgroupSize / LANES; }
 // The index, in vecs of the head, of vec i that this invocation holds.
 uint vec_index(uint i) { return ((i / QUAD_VECS) * LANES + lane()) * QUAD_VECS + i % QUAD_VECS; }
 
+// Give half of the elements to the invocation `step` lanes away and take its share of the other half.
+#define EXCHANGE(step, kept)                                         \
+    [[unroll]] for (uint i = 0u; i < (kept); ++i) {                  \
+        bool upper = (lane() & (step)) != 0u;                        \
+        float give = upper ? s[i] : s[i + (kept)];                   \
+        float keep = upper ? s[i + (kept)] : s[i];                   \
+        s[i] = keep + subgroupShuffleXor(give, step);                \
+    }
+
 // Sum every element over the LANES invocations of the group: each exchange leaves an invocation with half of the
 // elements, so that in the end it holds the sums of elements lane() * ELEMENTS and the next.
 void sum_over_lanes(inout float s[SCORES]) {
-    [[unroll]] for (uint step = LANES / 2, kept = SCORES / 2; step > 0; step /= 2, kept /= 2) {
-        bool upper = (lane() & step) != 0u;
-        [[unroll]] for (uint i = 0u; i < kept; ++i) {
-            float give = upper ? s[i] : s[i + kept];
-            float keep = upper ? s[i + kept] : s[i];
-            s[i] = keep + subgroupShuffleXor(give, step);
-        }
-    }
+#if LANES == 16
+    EXCHANGE(8u, SCORES / 2)
+    EXCHANGE(4u, SCORES / 4)
+    EXCHANGE(2u, SCORES / 8)
+    EXCHANGE(1u, SCORES / 16)
+#elif LANES == 8
+    EXCHANGE(4u, SCORES / 2)
+    EXCHANGE(2u, SCORES / 4)
+    EXCHANGE(1u, SCORES / 8)
+#else
+    EXCHANGE(2u, SCORES / 2)
+    EXCHANGE(1u, SCORES / 4)
+#endif
 }
 
 // The state of one row between blocks of keys, in the invocations that hold the row's elements.
@@ -119,8 +134,8 @@ void attend(RowTile tile, uint begin, uint end, inout State state, inout vec4 ac
     uint first = lane() * ELEMENTS;  // this invocation's elements: row first / IN_FLIGHT, keys first % IN_FLIGHT on
     ScoreRow row = score_row(tile, tile.first + first / IN_FLIGHT);
     bool plain = is_plain(rule, row, begin, end - 1u);
-    uint live_rows = min(tile.rows - tile.first, uint(ROWS));
-    uint k_row = k_stride_row() / QUAD_VECS, v_row = v_stride_row() / QUAD_VECS;
+    uint k_row = k_stride_row() / QUAD_VECS, k_quads = (head_vecs() + QUAD_VECS - 1u) / QUAD_VECS;
+    uint v_row = v_stride_row() / QUAD_VECS, v_quads = (value_vecs() + QUAD_VECS - 1u) / QUAD_VECS;
     uint k_at = (push.key_base + key_offset() + tile.b * k_stride_batch() + tile.hk * k_stride_head()) / QUAD_VECS;
     uint v_at = (push.value_base + value_offset() + tile.b * v_stride_batch() + tile.hk * v_stride_head()) / QUAD_VECS;
     uint groups = lane_groups(), home = gl_SubgroupInvocationID - lane();
@@ -136,7 +151,7 @@ void attend(RowTile tile, uint begin, uint end, inout State state, inout vec4 ac
             [[unroll]] for (uint n = 0u; n < QUADS; ++n) {
                 uint quad = n * LANES + lane();
                 k[u * QUADS + n] = uvec4(0u);
-                if (j < end && quad < k_row) k[u * QUADS + n] = key[k_at + j * k_row + quad];
+                if (j < end && quad < k_quads) k[u * QUADS + n] = key[k_at + j * k_row + quad];
             }
         }
         [[unroll]] for (uint u = 0u; u < IN_FLIGHT; ++u) {
@@ -144,17 +159,17 @@ void attend(RowTile tile, uint begin, uint end, inout State state, inout vec4 ac
             [[unroll]] for (uint n = 0u; n < QUADS; ++n) {
                 uint quad = n * LANES + lane();
                 v[u * QUADS + n] = uvec4(0u);
-                if (j < end && quad < v_row) v[u * QUADS + n] = value[v_at + j * v_row + quad];
+                if (j < end && quad < v_quads) v[u * QUADS + n] = value[v_at + j * v_row + quad];
             }
         }
         float s[SCORES];
-        [[unroll]] for (uint u = 0u; u < IN_FLIGHT; ++u) {
-            [[unroll]] for (uint r = 0u; r < ROWS; ++r) s[r * IN_FLIGHT + u] = 0.0;
-            [[unroll]] for (uint i = 0u; i < VECS; ++i) {
-                vec4 x = quad_vec(k[u * QUADS + i / QUAD_VECS], i % QUAD_VECS);
-                [[unroll]] for (uint r = 0u; r < ROWS; ++r)
-                    if (r < live_rows) s[r * IN_FLIGHT + u] += dot(q[r * VECS + i], x);
-            }
+        [[unroll]] for (uint i = 0u; i < SCORES; ++i) s[i] = 0.0;
+        [[unroll]] for (uint i = 0u; i < VECS; ++i) {
+            vec4 x[IN_FLIGHT];
+            [[unroll]] for (uint u = 0u; u < IN_FLIGHT; ++u)
+                x[u] = quad_vec(k[u * QUADS + i / QUAD_VECS], i % QUAD_VECS);
+            [[unroll]] for (uint r = 0u; r < ROWS; ++r)  // rows that do not exist have queries of 0
+                [[unroll]] for (uint u = 0u; u < IN_FLIGHT; ++u) s[r * IN_FLIGHT + u] += dot(q[r * VECS + i], x[u]);
         }
         sum_over_lanes(s);
 
@@ -179,21 +194,26 @@ void attend(RowTile tile, uint begin, uint end, inout State state, inout vec4 ac
         state.row_max = new_max;
 
         [[unroll]] for (uint n = 0u; n < IN_FLIGHT * QUADS; ++n) dirty |= not_finite(v[n]);
-        [[unroll]] for (uint r = 0u; r < ROWS; ++r) {
-            if (r < live_rows) {
-                float row_shrink = subgroupShuffle(shrink, home + r * IN_FLIGHT / ELEMENTS);
-                float weight[IN_FLIGHT];
-                [[unroll]] for (uint u = 0u; u < IN_FLIGHT; ++u)
-                    weight[u] = subgroupShuffle(p[(r * IN_FLIGHT + u) % ELEMENTS],
-                                                home + (r * IN_FLIGHT + u) / ELEMENTS);
-                [[unroll]] for (uint i = 0u; i < VECS; ++i) {
-                    vec4 part = vec4(0.0);
-                    [[unroll]] for (uint u = 0u; u < IN_FLIGHT; ++u) {
-                        vec4 x = quad_vec(v[u * QUADS + i / QUAD_VECS], i % QUAD_VECS);
-                        if (dirty == 0u || weight[u] != 0.0) part = fma(vec4(weight[u]), x, part);
-                    }
-                    acc[r * VECS + i] = fma(acc[r * VECS + i], vec4(row_shrink), part);
+        bool clean = !subgroupAny(dirty != 0u);
+        float weight[SCORES], row_shrink[ROWS];
+        [[unroll]] for (uint r = 0u; r < ROWS; ++r)
+            row_shrink[r] = subgroupShuffle(shrink, home + r * IN_FLIGHT / ELEMENTS);
+        [[unroll]] for (uint i = 0u; i < SCORES; ++i)
+            weight[i] = subgroupShuffle(p[i % ELEMENTS], home + i / ELEMENTS);
+        [[unroll]] for (uint i = 0u; i < VECS; ++i) {
+            vec4 x[IN_FLIGHT];
+            [[unroll]] for (uint u = 0u; u < IN_FLIGHT; ++u)
+                x[u] = quad_vec(v[u * QUADS + i / QUAD_VECS], i % QUAD_VECS);
+            [[unroll]] for (uint r = 0u; r < ROWS; ++r) {
+                vec4 part = vec4(0.0);
+                if (clean) {
+                    [[unroll]] for (uint u = 0u; u < IN_FLIGHT; ++u)
+                        part = fma(vec4(weight[r * IN_FLIGHT + u]), x[u], part);
+                } else {  // rare: a weight of 0 must not meet an infinity or a NaN
+                    [[unroll]] for (uint u = 0u; u < IN_FLIGHT; ++u)
+                        if (weight[r * IN_FLIGHT + u] != 0.0) part = fma(vec4(weight[r * IN_FLIGHT + u]), x[u], part);
                 }
+                acc[r * VECS + i] = fma(acc[r * VECS + i], vec4(row_shrink[r]), part);
             }
         }
     }
@@ -233,6 +253,10 @@ vec2 merge_row(uint r, float own_max, vec4 acc[VECS]) {
     return whole;
 }
 
+// Take row n of acc if r is n: a register array must be indexed by constants only, or it goes to memory.
+#define PICK(n) \
+    if (r == (n)) [[unroll]] for (uint i = 0u; i < VECS; ++i) mine[i] = acc[(n) * VECS + i];
+
 void main() {
     uint items = num_row_tiles() * num_splits();
     for (uint index = gl_WorkGroupID.x; index < items; index += gl_NumWorkGroups.x) {
@@ -247,12 +271,21 @@ void main() {
         barrier();
         merge_states(state);
         barrier();
-        [[unroll]] for (uint r = 0u; r < ROWS; ++r) {
+        for (uint r = 0u; r < ROWS; ++r) {
             uint holder = gl_SubgroupInvocationID - lane() + r * IN_FLIGHT / ELEMENTS;
             float own_max = subgroupShuffle(state.row_max, holder);
             if (tile.first + r < tile.rows) {
                 vec4 mine[VECS];
-                [[unroll]] for (uint i = 0u; i < VECS; ++i) mine[i] = acc[r * VECS + i];
+                PICK(0u)
+                PICK(1u)
+                PICK(2u)
+                PICK(3u)
+#if ROWS == 8
+                PICK(4u)
+                PICK(5u)
+                PICK(6u)
+                PICK(7u)
+#endif
                 vec2 whole = merge_row(r, own_max, mine);
                 if (num_splits() == 1u) {
                     for (uint e = gl_LocalInvocationIndex; e < out_vecs(); e += THREADS)

@@ -6,12 +6,13 @@ from types import ModuleType
 
 from .caps.model import DeviceInfo
 from .errors import NoKernelError, OptionError
-from .kernels import split, three_pass
+from .kernels import fused, split, three_pass
 from .problem import Problem
 
 #: In order of preference; each module has NAME and not_supported_reasons(problem, info).
 PRIORITY: tuple[ModuleType, ...] = (
     split,  # few query rows: reads keys and values once, fills the device
+    fused,  # any size; scores never leave a workgroup
     three_pass,  # any size; moves the score matrix through memory
 )
 

@@ -56,15 +56,20 @@ float capped(float s, float softcap) {
     return s < 0.0 ? -bounded : bounded;
 }
 
-// The score of one element, or minus infinity where it is not attended; `dot_product` is not used then (may be NaN).
-float masked_score(float dot_product, ScoreRule rule, ScoreRow row, uint key) {
-    if (!attended(rule, row, key)) return uintBitsToFloat(MINUS_INFINITY);
+// The score of one element that is attended.
+float open_score(float dot_product, ScoreRule rule, ScoreRow row, uint key) {
     float s = dot_product * rule.scale;
     if (rule.softcap > 0.0) s = capped(s, rule.softcap);
     if (row.slope != 0.0) s -= row.slope * abs(float(row.position - int(key)));
     if (rule.mask_kind == FLAG_MASK_FLOAT)
         s += uintBitsToFloat(mask_data[push.mask_base + row.mask_at + key * rule.mask_step]);
     return s;
+}
+
+// The score of one element, or minus infinity where it is not attended; `dot_product` is not used then (may be NaN).
+float masked_score(float dot_product, ScoreRule rule, ScoreRow row, uint key) {
+    if (!attended(rule, row, key)) return uintBitsToFloat(MINUS_INFINITY);
+    return open_score(dot_product, rule, row, key);
 }
 
 // Whether every row of a run sees all keys of [first, last] and nothing but the scale applies.

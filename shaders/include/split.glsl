@@ -4,11 +4,13 @@
 #define VKATTN_SPLIT
 
 const float LOWEST = -3.4028235e38;  // row_max starts finite: minus infinity less it is never NaN
+const uint NOT_A_NUMBER = 0x7FC00000u;
+const float HIGHEST_SUM = 1.0e30;    // far beyond any number of keys: e^NaN may be infinity, and so may ln NaN
 const uint MAX_SPLITS = 128u;        // parts of one row at most
 
-shared float split_weight[MAX_SPLITS];
-shared vec4 merge_sums[THREADS];
-shared vec2 merge_state;
+shared vec2 part_state[uint(ROWS) * MAX_SPLITS];  // (row_max, row_sum) of each part
+shared vec2 share_state[THREADS];
+shared vec2 row_state[ROWS];
 shared uint ticket;
 
 // Two (row_max, row_sum) as one.
@@ -30,9 +32,9 @@ vec2 with_sink(RowTile tile, uint row, vec2 whole) {
 // Write vec e of an output row from its sum relative to whole.x.
 void write_out(RowTile tile, uint row, uint e, vec4 sum, vec2 whole) {
     vec2 state = with_sink(tile, row, whole);
-    float factor = state.y > 0.0 ? exp(whole.x - state.x) / state.y : 0.0;
+    float factor = state.y == 0.0 ? 0.0 : exp(whole.x - state.x) / state.y;  // NaN stays NaN
     outputs[push.out_base + tile.b * out_stride_batch() + row_head(tile, row) * out_stride_head()
-            + row_token(row) * out_stride_row() + e] = out_words(whole.y > 0.0 ? sum * factor : vec4(0.0));
+            + row_token(row) * out_stride_row() + e] = out_words(whole.y == 0.0 ? vec4(0.0) : sum * factor);
 }
 
 void write_lse(RowTile tile, uint row, vec2 whole) {
@@ -40,7 +42,8 @@ void write_lse(RowTile tile, uint row, vec2 whole) {
     vec2 state = with_sink(tile, row, whole);
     uint lse_row = (q_len() + 3u) & ~3u, token = row_token(row);
     uint at = push.lse_base + (tile.b * num_kv_heads() * group_size() + row_head(tile, row)) * lse_row + token;
-    lse[at] = state.y > 0.0 ? state.x + log(state.y) : uintBitsToFloat(MINUS_INFINITY);
+    float finite_lse = state.y < HIGHEST_SUM ? state.x + log(state.y) : uintBitsToFloat(NOT_A_NUMBER);
+    lse[at] = state.y == 0.0 ? uintBitsToFloat(MINUS_INFINITY) : finite_lse;
     for (uint pad = token + 1u; token + 1u == q_len() && pad < lse_row; ++pad) lse[at + pad - token] = 0.0;
 }
 
@@ -58,50 +61,48 @@ bool is_last(uint item) {
     return ticket + 1u == num_splits();
 }
 
-// Merge all splits of each row of the item: weights first, then sums with independent loads in flight.
+// Merge all splits of the item's rows: their states first, then each output vec with independent loads in flight.
 void merge_parts(RowTile tile, uint item) {
-    uint lane = gl_LocalInvocationIndex;
-    uint width = 1u;  // invocations side by side in a row of values: a power of two
-    while (width < value_vecs() && width < THREADS) width *= 2u;
-    uint x = lane % width, y = lane / width, deep = THREADS / width;
-    for (uint r = 0u; r < uint(ROWS) && tile.first + r < tile.rows; ++r) {
-        barrier();
-        for (uint s = lane; s < num_splits(); s += THREADS) split_weight[s] = parts[part_index(item, s, r)].x;
-        barrier();
-        float row_max = LOWEST;
-        for (uint s = 0u; s < num_splits(); ++s) row_max = max(row_max, split_weight[s]);
-        barrier();
-        float own_sum = 0.0;
-        for (uint s = lane; s < num_splits(); s += THREADS) {
-            vec4 state = parts[part_index(item, s, r)];
-            split_weight[s] = state.y > 0.0 ? exp(state.x - row_max) : 0.0;
-            own_sum += state.y * split_weight[s];
-        }
-        merge_sums[lane].x = own_sum;
-        barrier();
-        if (lane == 0u) {
-            float row_sum = 0.0;
-            for (uint i = 0u; i < THREADS; ++i) row_sum += merge_sums[i].x;
-            merge_state = vec2(row_max, row_sum);
-        }
-        barrier();
-        for (uint e0 = 0u; e0 < out_vecs(); e0 += width) {
-            uint e = e0 + x;
-            vec4 sum = vec4(0.0);
-            if (e < value_vecs()) {
-                uint at = part_index(item, 0u, r) + 1u + e, step = uint(ROWS) * (1u + value_vecs());
-                for (uint s = y; s < num_splits(); s += deep)
-                    if (split_weight[s] > 0.0) sum = fma(parts[at + s * step], vec4(split_weight[s]), sum);
-            }
-            merge_sums[lane] = sum;
-            barrier();
-            if (y == 0u && e < out_vecs()) {
-                for (uint other = 1u; other < deep; ++other) sum += merge_sums[other * width + x];
-                write_out(tile, tile.first + r, e, sum, merge_state);
-            }
-            barrier();
-        }
-        write_lse(tile, tile.first + r, merge_state);
+    uint lane = gl_LocalInvocationIndex, splits = num_splits(), rows = min(tile.rows - tile.first, uint(ROWS));
+    for (uint i = lane; i < rows * splits; i += THREADS) {
+        vec4 state = parts[part_index(item, i % splits, i / splits)];
+        part_state[i] = state.xy;
     }
+    barrier();
+    const uint SHARE = THREADS / uint(ROWS);  // invocations that go through the states of one row
+    uint own_row = lane / SHARE;
+    vec2 own = vec2(LOWEST, 0.0);
+    if (own_row < rows)
+        for (uint s = lane % SHARE; s < splits; s += SHARE) own = merged(own, part_state[own_row * splits + s]);
+    share_state[lane] = own;
+    barrier();
+    if (lane < rows) {
+        vec2 whole = vec2(LOWEST, 0.0);
+        for (uint i = 0u; i < SHARE; ++i) whole = merged(whole, share_state[lane * SHARE + i]);
+        row_state[lane] = whole;
+    }
+    barrier();
+    for (uint i = lane; i < rows * splits; i += THREADS)  // from here on part_state.x is the weight of a part
+        part_state[i].x = part_state[i].y > 0.0 ? exp(part_state[i].x - row_state[i / splits].x) : 0.0;
+    barrier();
+    uint step = uint(ROWS) * (1u + value_vecs());
+    for (uint i = lane; i < rows * out_vecs(); i += THREADS) {
+        uint r = i / out_vecs(), e = i % out_vecs();
+        vec4 sum = vec4(0.0);
+        if (e < value_vecs()) {
+            uint at = part_index(item, 0u, r) + 1u + e;
+            for (uint s = 0u; s < splits; s += 4u) {
+                vec4 x[4];
+                [[unroll]] for (uint t = 0u; t < 4u; ++t) x[t] = parts[at + min(s + t, splits - 1u) * step];
+                [[unroll]] for (uint t = 0u; t < 4u; ++t) {
+                    float weight = s + t < splits ? part_state[r * splits + s + t].x : 0.0;
+                    if (weight > 0.0) sum = fma(x[t], vec4(weight), sum);
+                }
+            }
+        }
+        write_out(tile, tile.first + r, e, sum, row_state[r]);
+    }
+    for (uint r = 0u; r < rows; ++r) write_lse(tile, tile.first + r, row_state[r]);
+    barrier();
 }
 #endif

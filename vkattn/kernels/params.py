@@ -53,7 +53,8 @@ FIELDS: tuple[tuple[str, str], ...] = (
     ("new_v_stride_batch", "u"),
     ("new_v_stride_head", "u"),
     ("new_v_stride_row", "u"),
-    ("q_words", "u"),  # live words of each input, for the copy kernel
+    ("params_words", "u"),  # live words of the block and of each input, for the copy kernel
+    ("q_words", "u"),
     ("k_words", "u"),
     ("v_words", "u"),
     ("mask_words", "u"),

@@ -31,15 +31,18 @@ MAX_SPLITS = 128
 MAX_DIM = 256
 BASE_ROWS = 4
 
+#: Devices whose subgroups only stand for vector lanes: shuffles among them cost more than the loads that they save.
+PLAIN_DEVICE_TYPES: tuple[str, ...] = ("cpu",)
+
 #: Workgroups that fill a device, by type.
-TARGET_GROUPS = {"cpu": 8, "integrated": 128, "virtual": 512, "discrete": 528, "other": 128}
+TARGET_GROUPS = {"cpu": 8, "integrated": 128, "virtual": 396, "discrete": 396, "other": 128}
 
 #: Keys of a split at most, so that rounding stays far below the tolerance: each lane group adds a few hundred terms.
 MAX_KEYS_PER_SPLIT = 8192
 
-#: Splits of one head grow with the root of its keys: merging them costs time too (measured: 16, 33 and 66 were best
-#: for 4096, 32768 and 131072 keys on a GPU that 528 workgroups fill).
-ROOT_DIVISOR = 5.0
+#: Splits of one head grow with the root of its keys: merging them costs time too (measured on an NVIDIA H200 with 8 KV
+#: heads: 16, 49 and 49 were best for 4096, 32768 and 131072 keys, where 396 workgroups are resident at once).
+ROOT_DIVISOR = 4.0
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ def shape(problem: Problem, info: DeviceInfo) -> Shape:
     """Return the variant to use: with subgroup shuffles if the device has them and the rows fit, else without."""
     query, key = AXIS[problem.query_dtype], AXIS[problem.key_dtype]
     base = Shape(variant(f"attn_split_{query}_{key}"), BASE_ROWS)
-    if "subgroup" not in allowed_tiers(info):
+    if info.device_type in PLAIN_DEVICE_TYPES or "subgroup" not in allowed_tiers():
         return base
     quads = max(row_quads(problem.head_dim, problem.key_dtype), row_quads(problem.value_dim, problem.value_dtype))
     lanes = min(16, max(4, 1 << (quads - 1).bit_length()), info.subgroup_size)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +27,9 @@ from .spec import Block, DimsBlock
 from .timings import Span, Timings
 
 HOST_POOLS = ("input", "output")
+
+#: Push constant of the copy kernel: the number of words is pushed, not a params word.
+COUNT_IS_PUSHED = 0xFFFFFFFF
 
 
 class Append(NamedTuple):
@@ -92,6 +95,8 @@ class Graph:
         self._params = self._buffer("params", max(params_words + len(plan.inputs) + len(plan.outputs), 4), "host")
         self._counts_at = params_words
         self._zero = self._buffer("nothing", 4, "storage")
+        if not device.info.is_unified:
+            steps = self._with_near_params(steps, params_words)
         self._place(steps)
         for block in self._blocks.values():
             block.prepare(self._params.words)
@@ -144,6 +149,16 @@ class Graph:
             swapped = tuple(direct.get(r.key) or near.get(r.key) or r for r in step.resources)
             result.append(Step(**{**step.__dict__, "resources": swapped}))
         return result + copies.get(len(plan.steps), [])
+
+    def _with_near_params(self, steps: list[Step], num_words: int) -> list[Step]:
+        """Return the steps with the params blocks copied into the device's memory first: every workgroup reads them."""
+        far, near = Resource("params", 0, "params"), Resource("near params", num_words, "arena")
+        bases = (Base("src_offset", 1, 1), Base("dst_offset", 2, 1))
+        upload = Step("upload params", variant("copy"), (far, far, near), bases, None,
+                      {"count_index": COUNT_IS_PUSHED, "count": num_words}, 8)
+        moved = [step if step.block is None else replace(step, resources=(near, *step.resources[1:]))
+                 for step in steps]
+        return [upload, *moved]
 
     @staticmethod
     def _reads(step: Step, resource: Resource) -> bool:
@@ -215,8 +230,8 @@ class Graph:
             push[base.push] = starts[base.binding] // base.unit_words
         if step.block is not None:
             key = step.block.sizes if isinstance(step.block, DimsBlock) else step.block
-            push["params_base"] = self._blocks[key].base
-        elif "count_index" in push:
+            push["params_base"] = starts[0] + self._blocks[key].base
+        elif push.get("count_index", COUNT_IS_PUSHED) != COUNT_IS_PUSHED:
             push["count_index"] += self._counts_at
         return Dispatch(step.variant, tuple(bindings), push, step.groups, step.chunk // CHUNKS_PER_SUBMISSION,
                         step.code, step.node, step.spec)
@@ -342,7 +357,7 @@ class Graph:
             cache.check()
             layer = append.layer
             if isinstance(layer, Position):
-                layer = cache.check_layer(layer.per_batch(scalars, 1)[0])
+                layer = cache.check_layer(int(layer.per_batch(scalars, 1)[0]))
                 if cache.storage.place(layer)[0] != (append.group or 0):
                     raise OptionError(f"{node}: layer {layer} of cache {append.cache!r} is in another pair of buffers "
                                       "than the one that this graph is for.")

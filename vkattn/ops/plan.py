@@ -31,6 +31,9 @@ GROUPS = {"cpu": 64, "integrated": 512, "virtual": 2048, "discrete": 2048, "othe
 #: Push constant of the copy kernel: the number of words is `count`, not a params word.
 NO_INDEX = 0xFFFFFFFF
 
+#: Kernels index the elements of a bool mask in 32 bits.
+MAX_MASK_BITS = 1 << 32
+
 INPUTS = ("query", "key", "value", "mask")
 
 
@@ -116,6 +119,9 @@ def plan_key(call: Call, device: Device, algorithm: ModuleType) -> tuple[PlanKey
         if 4 * count > limit:
             raise CapacityError(f'`{name}` needs {4 * count} bytes; the largest storage buffer of "{device.info.name}" '
                                 f"is {limit} bytes. Hint: split the call over heads or batch.")
+    if call.problem.mask == "bool" and 32 * words["mask"] > MAX_MASK_BITS:
+        raise CapacityError(f"`mask` has {32 * words['mask']} elements, rows padded to 32; kernels count up to "
+                            f"{MAX_MASK_BITS}. Hint: split the call over heads or batch, or pass the mask broadcast.")
     room = limit // 16 * 4
     problem, q_len = call.problem, call.options.q_len
     max_kv_len = int(call.options.kv_len.max(initial=0))
@@ -157,7 +163,8 @@ class AttentionPlan:
         if self.device.info.is_unified:
             return [], self._host
         copies, near = [], {}
-        for name, field in zip(INPUTS, ("q_words", "k_words", "v_words", "mask_words"), strict=True):
+        fields = ("params_words", "q_words", "k_words", "v_words", "mask_words")
+        for name, field in zip(("params", *INPUTS), fields, strict=True):
             near[name] = self._buffer(f"{name} (device)", getattr(self.key, name), "storage")
             bindings = (Binding(self._host["params"]), Binding(self._host[name]), Binding(near[name]))
             push = {"count_index": params.INDEX[field], "count": 0, "src_offset": 0, "dst_offset": 0}

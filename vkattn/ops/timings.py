@@ -40,7 +40,8 @@ class Timings(Sequence[Span]):
         """Return each dispatch's median over ``runs`` of one recording; the total is then the sum of the medians."""
         if len({tuple(span[:2] for span in run) for run in runs}) != 1:
             raise ValueError("`runs` must be timings of one recording, at least one of them.")
-        return cls(Span(*same[0][:2], median(span.nanoseconds for span in same)) for same in zip(*runs, strict=True))
+        return cls(same[0]._replace(nanoseconds=median(span.nanoseconds for span in same))
+                   for same in zip(*runs, strict=True))
 
     @overload
     def __getitem__(self, index: int) -> Span: ...

@@ -1,0 +1,292 @@
+// Purpose   attention in one dispatch, for prefill: no score leaves the workgroup
+// Maths     s_j = masked score (include/score.glsl);  m' = max(m, max_j s_j);  l' = l e^(m-m') + sum_j e^(s_j-m')
+//           acc' = acc e^(m-m') + sum_j e^(s_j-m') v_j, a tile of keys at a time;  out = acc / l;  lse = m + ln l
+//           a row with nothing to attend gives 0 and lse = minus infinity (or the sink); one with a score that is NaN
+//           or plus infinity gives NaN and lse = NaN
+// Bindings  0 params  1 query [B, H, L, D]  2 key [B, Hkv, S, D]  3 value [B, Hkv, S, Ev]  4 mask, broadcast to
+//           [B, H, L, S]  5 out [B, H, L, Ev]  6 lse [B, H, L] float32, rows padded to 4 with 0, written if FLAG_LSE is
+//           set. Strides are in params.
+// Grid      any number of workgroups; each takes 64 rows x 64 (w64) or 128 (w128) elements of value_dim after another,
+//           the rows that see most keys first. 128 invocations: 16 x 8 for scores, 8 rows x 4 keys each (small: 8 x 16,
+//           4 rows x 4 keys), 2 to a row for the softmax, 16 x 8 for the output, 8 rows x 1 or 2 vecs each
+// Push      params_base (words); chunk (of tiles_per_chunk row tiles); query_base, key_base, value_base (vecs);
+//           mask_base (words); out_base (vecs); lse_base (words)
+// Bounds    keys and values outside the tile's visible range are not read, nor are rows beyond q_len; a tile of keys
+//           that the mask closes for all rows is not read either, and one that all rows see whole reads no mask. A
+//           weight of 0 never multiplies a value that is not finite. Padding of the output's rows is written 0 (NaN in
+//           a row whose scores are not finite)
+// Requires  small: nothing beyond Vulkan 1.1. large: 29 KiB of shared memory
+// Source    online softmax: Milakov and Gimelshein 2018; tiling: Dao et al. 2022 (arXiv 2205.14135); compensated sums:
+//           Kahan 1965
+#version 450
+#extension GL_GOOGLE_include_directive : require
+#extension GL_EXT_control_flow_attributes : require
+
+layout(local_size_x = 128) in;
+#define BLOCK_ROWS 64u
+#include "fused.glsl"
+
+#if defined(TILE_LARGE)
+const uint BLOCK_COLS = 64u;  // keys of a tile
+const uint DEPTH = 8u;        // vecs of head_dim staged at a time
+const uint BLOCK_KEYS = 32u;  // keys whose values are staged at a time; halved for w128
+#else
+const uint BLOCK_COLS = 32u;
+const uint DEPTH = 4u;
+const uint BLOCK_KEYS = 16u;
+#endif
+#if defined(WIDTH_W128)
+const uint OUT_VECS = 2u;  // vecs of value_dim of an invocation
+const uint V_KEYS = BLOCK_KEYS / 2u;
+#else
+const uint OUT_VECS = 1u;
+const uint V_KEYS = BLOCK_KEYS;
+#endif
+const uint THREADS = 128u;
+const uint PITCH = DEPTH + 1u;  // one vec of padding keeps lanes that read neighbouring rows off each other's banks
+const uint K_STAGE = BLOCK_ROWS * PITCH;
+const uint LOAD_ROWS = THREADS / DEPTH;           // rows of Q or K that all invocations load at once
+const uint SCORE_X = BLOCK_COLS / 4u;             // invocations across the keys, 4 keys each
+const uint SCORE_ROWS = BLOCK_ROWS * SCORE_X / THREADS;  // rows of scores of an invocation
+const uint P_PITCH = BLOCK_COLS / 4u + 2u;        // 4 rows x 2 lanes of the softmax fall on different banks
+const uint ROW_LANES = THREADS / BLOCK_ROWS;      // invocations to a row in the softmax
+const uint ROW_VECS = BLOCK_COLS / 4u / ROW_LANES;  // vecs of scores of each
+const uint OUT_X = 16u, OUT_ROWS = 8u;            // invocations across value_dim; rows of each
+const uint BLOCK_VECS = OUT_X * OUT_VECS;
+const uint V_LOADS = V_KEYS * BLOCK_VECS / THREADS;
+
+shared vec4 stage[BLOCK_ROWS * P_PITCH];  // Q and K; then the scores, which become the weights
+shared vec4 v_tile[V_KEYS * BLOCK_VECS];
+shared float row_part[THREADS];   // what the invocations of a row tell each other
+shared float row_factor[BLOCK_ROWS];
+shared uint open_stamp[2];  // the tile that the mask leaves open to somebody; two, so that one barrier will do
+shared uint dirty_stamp;    // the block of values that holds one which is not finite
+
+// One row of the softmax, as each of its ROW_LANES invocations knows it; row_sum is that of its own keys only.
+struct Online {
+    float row_max, row_sum, lost;
+};
+
+// Which keys of the invocation's part of its row are attended, a bit each; 0 for a plain tile.
+uint open_keys(bool plain, ScoreRule rule, ScoreRow row, uint col0, uint part) {
+    uint bits = 0u;
+    for (uint n = 0u; n < only_if(!plain, 4u * ROW_VECS); ++n)
+        bits |= attended(rule, row, col0 + 4u * (part + ROW_LANES * (n / 4u)) + n % 4u) ? 1u << n : 0u;
+    return bits;
+}
+
+// Whether the mask leaves anything of the tile open; the same answer in the whole workgroup.
+bool tile_open(ScoreRule rule, uint open, uint stamp) {
+    if (rule.mask_kind == 0u) return true;
+    if (open != 0u) open_stamp[stamp & 1u] = stamp;
+    barrier();
+    return open_stamp[stamp & 1u] == stamp;
+}
+
+// Scores from dot products: minus infinity where `open` has no bit.
+vec4 scores4(vec4 dots, uint open, ScoreRule rule, ScoreRow row, uint key) {
+    vec4 s = dots;
+    for (uint c = 0u; c < 4u; ++c) {
+        float next = (open >> c & 1u) != 0u ? open_score(s.x, rule, row, key + c) : uintBitsToFloat(MINUS_INFINITY);
+        s = vec4(s.yzw, next);
+    }
+    return s;
+}
+
+// Stages the dot products of all rows with the keys [col0, end) in `stage`. Begins and ends between barriers.
+void stage_dots(RowTile tile, uint query_at[BLOCK_ROWS / LOAD_ROWS], uint key_at, uint key_step, uint col0, uint end,
+                uint num_vecs) {
+    uint lane = gl_LocalInvocationIndex, slot = lane / DEPTH, depth = lane % DEPTH;
+    uint x = lane % SCORE_X, y = lane / SCORE_X;
+    bool busy = tile.first + SCORE_ROWS * y < tile.rows;
+    vec4 acc[SCORE_ROWS];
+    [[unroll]] for (uint i = 0u; i < SCORE_ROWS; ++i) acc[i] = vec4(0.0);
+    for (uint d0 = 0u; d0 < num_vecs; d0 += DEPTH) {
+        bool in_row = d0 + depth < num_vecs;
+        barrier();
+        [[unroll]] for (uint i = 0u; i < BLOCK_ROWS / LOAD_ROWS; ++i) {
+            uint row = slot + LOAD_ROWS * i;
+            bool live = in_row && tile.first + row < tile.rows;
+            stage[row * PITCH + depth] = live ? query_vec(query[query_at[i] + d0 + depth]) : vec4(0.0);
+        }
+        [[unroll]] for (uint i = 0u; i < BLOCK_COLS / LOAD_ROWS; ++i) {
+            uint c = slot + LOAD_ROWS * i;  // key c lies at slot (c % 4) * SCORE_X + c / 4: lane x reads x + SCORE_X j
+            bool live = in_row && col0 + c < end;
+            stage[K_STAGE + (c % 4u * SCORE_X + c / 4u) * PITCH + depth] =
+                live ? key_vec(key[key_at + (col0 + c) * key_step + d0 + depth]) : vec4(0.0);
+        }
+        barrier();
+        if (busy) {
+            for (uint d = 0u; d < DEPTH; ++d) {
+                uint at = K_STAGE + x * PITCH + d;
+                vec4 k0 = stage[at], k1 = stage[at + SCORE_X * PITCH];
+                vec4 k2 = stage[at + 2u * SCORE_X * PITCH], k3 = stage[at + 3u * SCORE_X * PITCH];
+                [[unroll]] for (uint i = 0u; i < SCORE_ROWS; ++i) {
+                    vec4 q = stage[(SCORE_ROWS * y + i) * PITCH + d];
+                    acc[i] += vec4(dot(q, k0), dot(q, k1), dot(q, k2), dot(q, k3));
+                }
+            }
+        }
+    }
+    barrier();
+    [[unroll]] for (uint i = 0u; i < SCORE_ROWS; ++i) stage[(SCORE_ROWS * y + i) * P_PITCH + x] = acc[i];
+    barrier();
+}
+
+// Turns the staged dot products of the invocation's part of its row into weights; the factor by which what the row has
+// so far shrinks goes to row_factor. `open` has a bit for each key of the part, and is not used if `plain`.
+void weigh(inout Online online, bool plain, uint open, ScoreRule rule, ScoreRow row, uint col0, uint lane) {
+    uint part = lane % ROW_LANES, at = lane / ROW_LANES * P_PITCH + part;
+    float new_max = online.row_max, scale = plain ? rule.scale : 1.0;
+    for (uint i = 0u; i < only_if(!plain, ROW_VECS); ++i)
+        stage[at + ROW_LANES * i] =
+            scores4(stage[at + ROW_LANES * i], open >> (4u * i), rule, row, col0 + 4u * (part + ROW_LANES * i));
+    for (uint i = 0u; i < ROW_VECS; ++i) {
+        vec4 s = stage[at + ROW_LANES * i] * scale;
+        new_max = max(new_max, max(max(s.x, s.y), max(s.z, s.w)));
+    }
+    row_part[lane] = new_max;
+    barrier();
+    new_max = max(new_max, row_part[lane ^ 1u]);
+    precise float sum = 0.0;
+    for (uint i = 0u; i < ROW_VECS; ++i) {
+        vec4 s = stage[at + ROW_LANES * i] * scale;
+        vec4 p = mix(vec4(0.0), exp(s - new_max), notEqual(floatBitsToUint(s), uvec4(MINUS_INFINITY)));
+        stage[at + ROW_LANES * i] = p;
+        sum += (p.x + p.y) + (p.z + p.w);
+    }
+    float factor = exp(online.row_max - new_max);
+    precise float term = sum - online.lost * factor;
+    precise float old_sum = online.row_sum * factor;
+    precise float new_sum = old_sum + term;
+    precise float lost = (new_sum - old_sum) - term;
+    online = Online(new_max, new_sum, lost);
+    if (part == 0u) row_factor[lane / ROW_LANES] = factor;
+}
+
+// Stages `vecs` vecs of the values of keys [key0, end), as far as there is room; `block` marks one that is not finite.
+void stage_values(uint value_at, uint value_step, uint key0, uint end, uint vecs, uint block) {
+    [[unroll]] for (uint i = 0u; i < V_LOADS; ++i) {
+        uint at = gl_LocalInvocationIndex + THREADS * i, e = at % BLOCK_VECS, j = key0 + at / BLOCK_VECS;
+        vec4 v = j < end && e < vecs ? key_vec(value[value_at + j * value_step + e]) : vec4(0.0);
+        v_tile[at] = v;
+        if (any(not_finite(v))) dirty_stamp = block;
+    }
+}
+
+// Adds the staged keys' part of the output; j0 is their place in the tile. Both forms round alike, so that the result
+// does not depend on whether something that nobody attends is finite.
+void add_product(inout vec4 sum[OUT_ROWS * OUT_VECS], uint num_keys, uint j0, uint x, uint y) {
+    for (uint j = 0u; j < num_keys; j += 4u) {
+        vec4 v[4u * OUT_VECS];
+        [[unroll]] for (uint i = 0u; i < 4u; ++i)
+            [[unroll]] for (uint e = 0u; e < OUT_VECS; ++e)
+                v[i * OUT_VECS + e] = v_tile[(j + i) * BLOCK_VECS + OUT_X * e + x];
+        [[unroll]] for (uint i = 0u; i < OUT_ROWS; ++i) {
+            vec4 p = stage[(OUT_ROWS * y + i) * P_PITCH + (j0 + j) / 4u];
+            [[unroll]] for (uint e = 0u; e < OUT_VECS; ++e) {
+                vec4 s = sum[i * OUT_VECS + e];
+                s = fma(vec4(p.x), v[e], s);
+                s = fma(vec4(p.y), v[OUT_VECS + e], s);
+                s = fma(vec4(p.z), v[2u * OUT_VECS + e], s);
+                sum[i * OUT_VECS + e] = fma(vec4(p.w), v[3u * OUT_VECS + e], s);
+            }
+        }
+    }
+}
+
+// The same where a value is not finite (rare): a weight of 0 must not meet it.
+void add_selected(inout vec4 sum[OUT_ROWS * OUT_VECS], uint num_keys, uint j0, uint x, uint y) {
+    for (uint j = 0u; j < num_keys; ++j) {
+        [[unroll]] for (uint i = 0u; i < OUT_ROWS; ++i) {
+            float p = stage[(OUT_ROWS * y + i) * P_PITCH + (j0 + j) / 4u][j % 4u];
+            [[unroll]] for (uint e = 0u; e < OUT_VECS; ++e) {
+                vec4 s = fma(vec4(p), v_tile[j * BLOCK_VECS + OUT_X * e + x], sum[i * OUT_VECS + e]);
+                if (p != 0.0) sum[i * OUT_VECS + e] = s;
+            }
+        }
+    }
+}
+
+// acc = acc * row_factor + part, compensated by `lost`; what a factor of 0 wipes out may be infinite.
+void accumulate(inout vec4 acc[OUT_ROWS * OUT_VECS], inout vec4 lost[OUT_ROWS * OUT_VECS],
+                vec4 part[OUT_ROWS * OUT_VECS], uint y) {
+    [[unroll]] for (uint i = 0u; i < OUT_ROWS; ++i) {
+        float factor = row_factor[OUT_ROWS * y + i];
+        [[unroll]] for (uint e = 0u; e < OUT_VECS; ++e) {
+            uint n = i * OUT_VECS + e;
+            precise vec4 old = factor == 0.0 ? vec4(0.0) : acc[n] * factor;
+            precise vec4 term = part[n] - lost[n] * factor;
+            precise vec4 next = old + term;
+            precise vec4 rounded = (next - old) - term;
+            lost[n] = mix(vec4(0.0), rounded, lessThan(abs(next), vec4(3.4e38)));  // no NaN from infinities
+            acc[n] = next;
+        }
+    }
+}
+
+void main() {
+    uint lane = gl_LocalInvocationIndex, x = lane % OUT_X, y = lane / OUT_X;
+    uint first = min(push.chunk * tiles_per_chunk(), num_row_tiles());
+    uint tiles = min(tiles_per_chunk(), num_row_tiles() - first);
+    uint vec_tiles = (out_vecs() + BLOCK_VECS - 1u) / BLOCK_VECS;
+    uint num_vecs = head_vecs(), key_step = k_stride_row(), value_step = v_stride_row();
+    ScoreRule rule = score_rule();
+    bool unchanged = rule.mask_kind == 0u && rule.softcap == 0.0 && (flags() & FLAG_ALIBI) == 0u;
+    uint stamp = 0u;
+
+    for (uint item = gl_WorkGroupID.x; item < tiles * vec_tiles; item += gl_NumWorkGroups.x) {
+        RowTile tile = heaviest_first(first + item / vec_tiles);
+        uint e0 = item % vec_tiles * BLOCK_VECS, vecs = max(value_vecs(), e0) - e0;
+        uint begin = tile_key_begin(tile), end = tile_key_end(tile);
+        uint all_begin = key_begin(tile.b, row_token(min(tile.first + BLOCK_ROWS, tile.rows) - 1u));
+        uint all_end = key_end(tile.b, row_token(tile.first));
+        bool busy = tile.first + OUT_ROWS * y < tile.rows && e0 + x < out_vecs();
+        ScoreRow row = score_row(tile, tile.first + lane / ROW_LANES);
+        uint query_at[BLOCK_ROWS / LOAD_ROWS];
+        [[unroll]] for (uint i = 0u; i < BLOCK_ROWS / LOAD_ROWS; ++i)
+            query_at[i] = query_row(tile, tile.first + lane / DEPTH + LOAD_ROWS * i);
+        uint key_at = push.key_base + key_offset() + tile.b * k_stride_batch() + tile.hk * k_stride_head();
+        uint value_at = push.value_base + value_offset() + tile.b * v_stride_batch() + tile.hk * v_stride_head() + e0;
+
+        Online online = Online(LOWEST, 0.0, 0.0);
+        vec4 acc[OUT_ROWS * OUT_VECS], lost[OUT_ROWS * OUT_VECS];
+        [[unroll]] for (uint i = 0u; i < OUT_ROWS * OUT_VECS; ++i) acc[i] = lost[i] = vec4(0.0);
+        for (uint col0 = begin; col0 < end; col0 += BLOCK_COLS) {
+            bool plain = unchanged && col0 >= all_begin && col0 + BLOCK_COLS <= all_end;
+            ++stamp;
+            uint open = open_keys(plain, rule, row, col0, lane % ROW_LANES);
+            if (!tile_open(rule, open, stamp)) continue;
+            stage_dots(tile, query_at, key_at, key_step, col0, end, num_vecs);
+            weigh(online, plain, open, rule, row, col0, lane);
+            vec4 part[OUT_ROWS * OUT_VECS];
+            [[unroll]] for (uint i = 0u; i < OUT_ROWS * OUT_VECS; ++i) part[i] = vec4(0.0);
+            for (uint j0 = 0u; j0 < BLOCK_COLS && col0 + j0 < end; j0 += V_KEYS) {
+                uint block = stamp * (BLOCK_COLS / V_KEYS) + j0 / V_KEYS;
+                if (j0 > 0u) barrier();
+                stage_values(value_at, value_step, col0 + j0, end, vecs, block);
+                barrier();
+                bool dirty = dirty_stamp == block;
+                add_product(part, only_if(busy && !dirty, V_KEYS), j0, x, y);
+                add_selected(part, only_if(busy && dirty, V_KEYS), j0, x, y);
+            }
+            if (busy) accumulate(acc, lost, part, y);
+        }
+        row_part[lane] = online.row_sum;
+        barrier();
+        float row_sum = online.row_sum + row_part[lane ^ 1u];
+        bool write_lse = e0 == 0u && (flags() & FLAG_LSE) != 0u;
+        if (lane % ROW_LANES == 0u)
+            row_factor[lane / ROW_LANES] =
+                finish_row(tile, tile.first + lane / ROW_LANES, online.row_max, row_sum, write_lse);
+        barrier();
+        [[unroll]] for (uint i = 0u; i < OUT_ROWS; ++i) {
+            uint r = tile.first + OUT_ROWS * y + i;
+            uint at = out_row(tile, r) + e0 + x;
+            float inverse = row_factor[OUT_ROWS * y + i];
+            [[unroll]] for (uint e = 0u; e < OUT_VECS; ++e)
+                if (r < tile.rows && e0 + x + OUT_X * e < out_vecs())
+                    outputs[at + OUT_X * e] = out_words(acc[i * OUT_VECS + e] * inverse);
+        }
+    }
+}

@@ -1,0 +1,226 @@
+"""`vkattn.sdpa_with_kv_cache` against the oracle: every option, positions per batch, layers, groups of buffers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import vkattn
+from tests.caches import GUARD, Session, assert_holds, fill_words, poison, small_buffers
+from vkattn import KVCache
+from vkattn.lru import MAX_PLANS
+from vkattn.runtime.device import Device
+
+
+def session(device: Device, rng: np.random.Generator, *, heads: tuple[int, int] = (6, 2), batch: int = 2,
+            capacity: int = 40, head_dim: int = 16, **more: Any) -> Session:
+    """Return a session over a new cache, float32 unless told otherwise."""
+    cache = KVCache(batch, heads[1], capacity, head_dim, **({"dtype": "float32", "device": device} | more))
+    return Session(cache, heads[0], rng)
+
+
+@pytest.mark.parametrize(("dtype", "layout"), [("float32", "bshd"), ("float16", "bhsd"), ("bfloat16", "bshd")])
+def test_prefill_and_decode(device: Device, rng: np.random.Generator, dtype: str, layout: str) -> None:
+    made = session(device, rng, value_dim=24, dtype=dtype, capacity=23)
+    start = 0
+    for tokens in (5, 1, 1, 7, 1, 8):  # the last one fills the cache
+        made.step(made.arrays(tokens, dtype), start, layout=layout)
+        start += tokens
+    assert_holds(made.cache, made.model)
+
+
+@pytest.mark.parametrize(("dtype", "query_dtype", "new_dtype"), [
+    ("float16", "float32", "float32"), ("float16", "float32", ""), ("float16", "", "float32"),
+    ("bfloat16", "float32", "float32"), ("bfloat16", "", "float32")])
+def test_float32_beside_a_half_cache(device: Device, rng: np.random.Generator, dtype: str, query_dtype: str,
+                                     new_dtype: str) -> None:
+    made = session(device, rng, dtype=dtype, head_dim=9, value_dim=5)
+    for start, tokens in ((0, 4), (4, 3)):
+        made.step(made.arrays(tokens, query_dtype or dtype, new_dtype or dtype), start)
+    assert_holds(made.cache, made.model)
+
+
+@pytest.mark.parametrize(("head_dim", "value_dim", "dtype"), [
+    (1, 1, "float32"), (5, 17, "float16"), (17, 5, "float32"), (6, 6, "float16"), (129, 3, "float16"),
+    (80, 96, "float32")])
+def test_odd_sizes(device: Device, rng: np.random.Generator, head_dim: int, value_dim: int, dtype: str) -> None:
+    made = session(device, rng, head_dim=head_dim, value_dim=value_dim, dtype=dtype, heads=(4, 4))
+    for start, tokens in ((0, 33), (33, 1), (34, 1), (3, 37)):
+        made.step(made.arrays(tokens, dtype), start)
+
+
+def test_each_batch_entry_has_its_own_position(device: Device, rng: np.random.Generator) -> None:
+    made = session(device, rng, batch=3)
+    for start, tokens in ((0, 9), ([9, 4, 0], 12), ([3, 16, 2], 1), ([4, 0, 1], 1), ([5, 1, 2], 10)):
+        made.step(made.arrays(tokens), start)
+    assert_holds(made.cache, made.model)
+
+
+MASKS: list[tuple[str, tuple[int, ...]]] = [
+    ("bool", (40,)), ("bool", (1, 40)), ("bool", (5, 40)), ("bool", (2, 1, 5, 40)), ("bool", (6, 1, 1)),
+    ("float32", (40,)), ("float32", (5, 1)), ("float32", (6, 5, 40)), ("float32", (2, 6, 5, 40)), ("float32", ()),
+    ("float16", (2, 1, 1, 40)), ("float16", (5, 40)),
+]
+
+
+@pytest.mark.parametrize(("kind", "shape"), MASKS, ids=str)
+def test_masks(device: Device, rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -> None:
+    """Columns beyond the longest live length are not read: NaN there has no effect."""
+    causal = None if len(shape) % 2 else "bottom_right"
+    dtype = "float16" if kind == "float16" else "float32"
+    made = session(device, rng, dtype=dtype)
+    for start, tokens in ((0, 5), (5, 5), ([10, 3], 5)):
+        if kind == "bool":
+            mask = np.asarray(rng.random(shape) < 0.6)
+        else:
+            mask = np.asarray(np.where(rng.random(shape) < 0.3, -np.inf, 2 * rng.standard_normal(shape))).astype(kind)
+            if shape and shape[-1] == 40:
+                mask[..., int(np.max(start)) + 5 :] = np.nan
+        made.step(made.arrays(tokens, dtype), start, mask=mask, causal=causal)
+        if shape and shape[-1] == 40:
+            longest = int(np.max(start)) + 5
+            made.step(made.arrays(tokens, dtype), start, mask=mask[..., :longest], causal=causal)
+
+
+def test_a_mask_of_one_row_serves_decode(device: Device, rng: np.random.Generator) -> None:
+    made = session(device, rng)
+    for start in range(12):
+        made.step(made.arrays(1), start, mask=rng.random((1, start + 1)) < 0.7, causal=None)
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "no causal": {"causal": None},
+    "window": {"window": (3, None)},
+    "window of itself": {"window": (0, 0)},
+    "window both ways": {"window": (2, 2), "causal": None},
+    "softcap": {"softcap": 2.5},
+    "sinks": {"sinks": [0.5, -1.0, 3.0, 0.0, 1.0, -20.0]},
+    "alibi": {"alibi_slopes": [0.5, 0.25, 0.125, 1.0, 0.0, 2.0]},
+    "alibi without causal": {"alibi_slopes": [0.5, 0.25, 0.125, 1.0, 0.0, 2.0], "causal": None},
+    "scale": {"scale": 0.03},
+    "negative scale": {"scale": -0.5},
+    "all": {"window": (9, None), "softcap": 7.0, "sinks": np.arange(6.0), "alibi_slopes": np.full(6, 0.1),
+            "scale": 0.2, "mask": np.arange(40) % 5 != 2},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+def test_options(device: Device, rng: np.random.Generator, options: dict[str, Any]) -> None:
+    made = session(device, rng)
+    for start, tokens in ((0, 11), (11, 1), ([12, 6], 9), ([13, 9], 1)):
+        made.step(made.arrays(tokens), start, **options)
+
+
+def test_layers_share_one_plan(device: Device, rng: np.random.Generator) -> None:
+    made = session(device, rng, num_layers=4, dtype="float16")
+    for start, tokens in ((0, 3), (3, 4), (7, 4)):
+        for layer in (2, 0, 3, 1):
+            made.step(made.arrays(tokens, "float16"), start, layer)
+    assert len(made.cache.plans) == 1
+    assert_holds(made.cache, made.model)
+
+
+@pytest.mark.parametrize("max_bytes", [16384, 25000])
+def test_layers_in_several_groups_of_buffers(device: Device, rng: np.random.Generator, max_bytes: int) -> None:
+    with small_buffers(device, max_bytes) as own:
+        made = session(own, rng, num_layers=3)  # a layer's keys take 10240 bytes
+        groups = len(made.cache.storage.groups)
+        assert groups == (3 if max_bytes == 16384 else 2)
+        for start, tokens in ((0, 3), (3, 4)):
+            for layer in (2, 0, 1):
+                made.step(made.arrays(tokens), start, layer)
+        assert_holds(made.cache, made.model)
+
+
+def test_a_layer_object_is_a_cache_too(device: Device, rng: np.random.Generator) -> None:
+    made = session(device, rng, num_layers=2)
+    query, key, value = made.arrays(4)
+    made.cache.layer(1).update(key, value, 0)
+    out = vkattn.sdpa_with_kv_cache(query, key, value, made.cache.layer(1), 0)
+    made.model.update(key, value, 0, 1)
+    made.compare(out, None, query, 0, 1)
+    assert made.cache.lengths.tolist() == [[0, 0], [4, 4]]
+
+
+def test_appends_reorders_and_truncations_in_between(device: Device, rng: np.random.Generator) -> None:
+    made = session(device, rng, num_layers=2)
+    for layer in range(2):
+        made.step(made.arrays(6), 0, layer)
+    made.cache.reorder([1, 1])
+    made.model.reorder([1, 1])
+    made.step(made.arrays(5), 6, 1)
+    made.cache.truncate([5, 7])
+    made.model.lengths = np.minimum(made.model.lengths, [5, 7])
+    _, key, value = made.arrays(1)
+    made.cache.update(key, value, [5, 6], 0)
+    made.model.update(key, value, [5, 6], 0)
+    made.step(made.arrays(7), [6, 7], 0)
+    assert_holds(made.cache, made.model)
+
+
+def test_the_same_bits_with_clean_and_poisoned_memory(device: Device, rng: np.random.Generator) -> None:
+    """NaN in the dead rows of the cache and in the plan's scratch has no effect: long -> short -> long."""
+    made = session(device, rng, dtype="float16")
+    steps = [(made.arrays(tokens, "float16"), start) for start, tokens in ((0, 30), (30, 1), (3, 17), (7, 32), (0, 1))]
+    results = []
+    for word in (0, GUARD):
+        poison(made.cache, word)
+        for plan in made.cache.plans.values():
+            for buffer in plan._buffers:
+                if buffer.name.startswith("arena"):
+                    fill_words(buffer, word)
+        results.append([made.step(arrays, start) for arrays, start in steps])
+        made.cache.reset()
+        made.model.lengths[...] = 0
+    for clean, poisoned in zip(*results, strict=True):
+        np.testing.assert_array_equal(clean, poisoned)
+
+
+def test_300_lengths_keep_few_plans(device: Device, rng: np.random.Generator) -> None:
+    made = session(device, rng, batch=1, heads=(2, 1), capacity=300)
+    for start in range(300):
+        made.step(made.arrays(1), start)
+    assert len(made.cache.plans) == 1
+
+
+def test_the_plans_of_a_cache_are_bounded(device: Device, rng: np.random.Generator) -> None:
+    with Device(device.info.index) as own:
+        made = session(own, rng, batch=1, heads=(2, 1), dtype="float16")
+        plans = made.cache.plans
+        assert plans.max_plans == MAX_PLANS == 16
+        assert 0 < plans.max_bytes <= own.info.device_local_bytes
+        plans.max_plans = 3
+        for tokens in (1, 2, 7, 1):
+            for options in ({}, {"window": (tokens, None)}):
+                made.step(made.arrays(tokens, "float16"), 0, **options)
+                assert len(plans) <= 3
+        plans.max_bytes = 1  # each new plan now drives out all others
+        made.step(made.arrays(3, "float16"), 0)
+        assert len(plans) == 1
+        made.cache.update(*made.arrays(3, "float16")[1:], 0)
+        assert len(plans) == 1
+        made.cache.close()
+        assert own.allocation_count <= 2  # the device's own boundary tensor and its staging
+
+
+def test_a_dropped_cache_gives_its_memory_and_its_plans_back_at_once(device: Device, rng: np.random.Generator) -> None:
+    with Device(device.info.index) as own:
+        for _ in range(2):
+            made = session(own, rng, dtype="float16")
+            made.step(made.arrays(3), 0)
+            made.cache.update(*made.arrays(1)[1:], 3)
+            assert own.allocation_count > 10
+            del made
+            assert own.allocation_count <= 2
+
+
+def test_two_caches_in_turn(device: Device, rng: np.random.Generator) -> None:
+    """A plan belongs to its cache: another cache of the same sizes is not read in its place."""
+    pair = [session(device, rng, batch=1, heads=(2, 2)) for _ in range(2)]
+    for start in range(6):
+        for made in pair if start % 2 else pair[::-1]:
+            made.step(made.arrays(1), start)
+    del pair[0], made
+    pair[0].step(pair[0].arrays(1), 6)

@@ -1,0 +1,213 @@
+"""The fused kernels by themselves: each variant against `oracle.attention`, what it reads, exactly what it writes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.gpu.kernels.cases import CASES, Case
+from tests.gpu.kernels.harness import BASES, DTYPE, GUARD, Rig, Store, block, chunk_pushes, place_mask, variants_of
+from vkattn import oracle
+from vkattn.dtypes import numpy_dtype
+from vkattn.kernels import fused
+from vkattn.kernels.manifest import Variant
+from vkattn.layout import row_vecs
+from vkattn.runtime.device import Device
+
+WORDS = {"params": 1 << 10, "query": 1 << 17, "key": 1 << 17, "value": 1 << 17, "mask_data": 1 << 18,
+         "outputs": 1 << 17, "lse": 1 << 12}
+
+#: Cases around the edges of this kernel's own tiles, beside those of the three passes.
+TILES = {
+    **{f"q_len {n}": Case(batch_size=1, num_kv_heads=1, q_len=n, num_keys=n, kv_len=(n,), q_offset=(0,),
+                          window=(None, 0), head_dim=8, value_dim=64) for n in (63, 64, 65, 127, 128, 129)},
+    **{f"{n} keys": Case(batch_size=1, num_keys=n, kv_len=(n,), q_offset=(0,), q_len=3)
+       for n in (15, 16, 17, 95, 96, 97, 1023, 1024, 1025, 1040)},
+    **{f"head_dim {n}": Case(q_len=3, head_dim=n, value_dim=n) for n in (1, 15, 16, 32, 36, 63, 64, 65, 96, 256)},
+    **{f"value_dim {n}": Case(q_len=3, value_dim=n) for n in (1, 63, 64, 65, 124, 127, 128, 129, 192, 260)},
+    "rows of two tiles see different keys": Case(group_size=3, q_len=70, num_keys=260, kv_len=(260, 200),
+                                                 q_offset=(190, 130), window=(40, 0), num_kv_heads=1),
+    "bottom right with few keys": Case(q_len=90, q_offset=(-20, -57), window=(None, 0)),
+    "a mask that closes whole tiles": Case(mask="bool", q_len=70, num_keys=300, kv_len=(300, 260), num_kv_heads=1,
+                                           mask_shape=(True, False, False, True)),
+    "a float mask over many tiles": Case(mask="float", q_len=66, num_keys=300, kv_len=(300, 260), num_kv_heads=1,
+                                         q_offset=(234, 194), window=(None, 0)),
+}  # fmt: skip
+
+
+def make(device: Device, variant: Variant, groups: int = 3) -> Rig:
+    return Rig(device, variant, chunk_pushes(variant), WORDS, groups)
+
+
+VARIANTS = variants_of("attn_fused") + variants_of("attn_fused_subgroup")
+
+
+@pytest.fixture(scope="module", params=VARIANTS, ids=lambda variant: variant.name)
+def rig(request: pytest.FixtureRequest, device: Device) -> Iterator[Rig]:
+    reasons = fused.variant_reasons(request.param, device.info)
+    if reasons and device.info.subgroup_size < fused.SUBGROUP_LANES and "subgroup" in request.param.name:
+        pytest.skip(f"{device.info.name}: {reasons[0]}")
+    assert not reasons
+    made = make(device, request.param)
+    yield made
+    made.close()
+
+
+class Inputs:
+    """Random inputs of one case, NaN in everything that must not be read, and what the oracle says."""
+
+    def __init__(self, case: Case, variant: Variant, rng: np.random.Generator, size: float = 2.0) -> None:
+        self.q_dtype, self.k_dtype = DTYPE[variant.axes["query"]], DTYPE[variant.axes["key"]]
+        self.case = case
+        heads = (case.batch_size, case.num_kv_heads)
+
+        def draw(shape: tuple[int, ...], dtype: str, level: float = 0.0) -> np.ndarray:
+            return (level + size * rng.standard_normal(shape, np.float32)).astype(numpy_dtype(dtype))
+
+        self.query = draw((case.batch_size, case.num_heads, case.q_len, case.head_dim), self.q_dtype)
+        self.key = draw((*heads, case.num_keys, case.head_dim), self.k_dtype)
+        self.value = draw((*heads, case.num_keys, case.value_dim), self.k_dtype, 1.0)
+        self.mask = case.draw_mask(rng)
+        self.slopes = rng.uniform(-0.1, 1, case.num_heads).astype(np.float32) if case.alibi else None
+        self.sinks = (8 * rng.standard_normal(case.num_heads)).astype(np.float32) if case.sinks else None
+        self.pack()
+
+    def pack(self) -> None:
+        """Put the arrays into their stores, with GUARD in keys that no row sees and values without any weight."""
+        case = self.case
+        seen = np.asarray(case.visible().any(axis=(1, 2)))
+        dead_keys = ~(np.logical_or.accumulate(seen, 1) & np.logical_or.accumulate(seen[:, ::-1], 1)[:, ::-1])
+        weighed = case.visible()
+        if self.mask is not None:
+            weighed = weighed & (self.mask if self.mask.dtype == np.bool_ else self.mask > -np.inf)
+        weighed = weighed.reshape(case.batch_size, case.num_kv_heads, case.group_size * case.q_len, case.num_keys)
+        dead_values = np.asarray(~weighed.any(axis=2))
+        self.stores = {"query": Store(case, self.query, self.q_dtype),
+                       "key": Store(case, self.key, self.k_dtype, dead_keys[:, None]),
+                       "value": Store(case, self.value, self.k_dtype, dead_values)}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"scale": np.float32(self.case.scale), "softcap": self.case.softcap, "alibi_slopes": self.slopes,
+                "mask": self.mask, "sinks": self.sinks} | self.case.places
+
+    def run(self, rig: Rig) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return out ``[batch, heads, q_len, value_dim]`` and lse, after checking that nothing else was written."""
+        case = self.case
+        shape = (case.batch_size, case.num_heads, case.q_len, case.value_dim)
+        out = Store(case, np.zeros(shape, numpy_dtype(self.q_dtype)), self.q_dtype, np.ones(shape[:3], bool))
+        stores = self.stores
+        strides = stores["query"].strides("q") | stores["key"].strides("k") | stores["value"].strides("v")
+        params = block(case, strides | out.strides("out"), self.mask, self.slopes, self.sinks,
+                       row_vecs(case.value_dim, self.q_dtype))
+        after = rig.run({"params": params, "mask_data": place_mask(self.mask), "outputs": [], "lse": []}
+                        | {name: store.place(f"{name}_base") for name, store in stores.items()})
+        return out.take(after["outputs"], "out_base"), take_lse(case, after["lse"])
+
+    def check(self, results: tuple[np.ndarray, np.ndarray | None]) -> None:
+        out, lse = results
+        share = oracle.worst_share(out, self.query, self.key, self.value, lse=lse, **self.options)
+        assert share <= 1, f"the worst row is off by {share} of its bound"
+
+
+def take_lse(case: Case, words: np.ndarray) -> np.ndarray | None:
+    """Return lse ``[batch, heads, q_len]``; rows must be padded to a quad with 0, and the rest GUARD."""
+    padded, start = -(-case.q_len // 4) * 4, BASES["lse_base"]
+    if not case.lse:
+        assert (words == GUARD).all()
+        return None
+    rest = words.copy()
+    mine = rest[start : start + case.batch_size * case.num_heads * padded]
+    rows = mine.reshape(case.batch_size, case.num_heads, padded).copy()
+    mine[...] = GUARD
+    assert (rest == GUARD).all()
+    assert (rows[..., case.q_len :] == 0).all()
+    return rows[..., : case.q_len].view(np.float32)
+
+
+@pytest.mark.parametrize("name", CASES | TILES)
+def test_out_and_lse(rig: Rig, rng: np.random.Generator, name: str) -> None:
+    inputs = Inputs((CASES | TILES)[name], rig.variant, rng)
+    inputs.check(inputs.run(rig))
+
+
+def test_large_scores(rig: Rig, rng: np.random.Generator) -> None:
+    """Scores of hundreds, both signs: the maximum moves from tile to tile, weights underflow."""
+    case = Case(q_len=40, num_keys=270, kv_len=(270, 190), scale=1.0, head_dim=64, value_dim=64, num_kv_heads=1)
+    inputs = Inputs(case, rig.variant, rng, 8.0)
+    inputs.key *= np.linspace(0.1, 1.0, case.num_keys, dtype=np.float32)[:, None].astype(inputs.key.dtype)
+    inputs.pack()
+    inputs.check(inputs.run(rig))
+
+
+def test_values_that_are_not_finite(rig: Rig, rng: np.random.Generator) -> None:
+    """Infinity and NaN reach the rows and elements that give them a weight, and change no bit of any other."""
+    case = Case(q_len=90, num_keys=150, kv_len=(150, 100), window=(None, 9), value_dim=21, scale=0.05)
+    inputs = Inputs(case, rig.variant, rng)
+    clean = inputs.run(rig)
+    inputs.value[:, :, 20, 3], inputs.value[:, :, 45, 5], inputs.value[:, :, 97, 5] = np.nan, np.inf, -np.inf
+    inputs.value[:, :, 90, 20] = -np.inf
+    inputs.pack()
+    dirty = inputs.run(rig)
+    expected = oracle.attention(inputs.query, inputs.key, inputs.value, **inputs.options)
+    hit = ~np.isfinite(expected)
+    assert hit.any() and not hit.all()
+    np.testing.assert_array_equal(dirty[0][hit].astype(np.float32), expected[hit].astype(np.float32))
+    np.testing.assert_array_equal(dirty[0][~hit], clean[0][~hit])
+    np.testing.assert_array_equal(dirty[1], clean[1])
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_score_that_is_not_a_number_makes_its_row_nan(rig: Rig, rng: np.random.Generator, bad: float) -> None:
+    case = Case(q_len=70, num_keys=200, kv_len=(200, 130), q_offset=(100, 20), window=(None, 0), value_dim=16)
+    inputs = Inputs(case, rig.variant, rng)
+    clean_out, clean_lse = inputs.run(rig)
+    inputs.query[0, 1, 66, 2] = bad  # the row
+    inputs.key[1, 0, 60] = np.nan  # and a key that rows 40 and later of the other batch see
+    inputs.pack()
+    out, lse = inputs.run(rig)
+    assert clean_lse is not None and lse is not None
+    hit = np.zeros(lse.shape, bool)
+    hit[0, 1, 66] = hit[1, 0, 40:] = True
+    assert np.isnan(lse[hit]).all() and np.isnan(out[hit].astype(np.float32)).all()
+    np.testing.assert_array_equal(lse[~hit], clean_lse[~hit])
+    np.testing.assert_array_equal(out[~hit], clean_out[~hit])
+
+
+def test_many_equal_weights(rig: Rig) -> None:
+    """The compensated sums: 70000 keys of weight 1 whose values are equal, so that rounding errors do not cancel."""
+    num_keys = 70000
+    case = Case(batch_size=1, num_kv_heads=1, q_len=2, num_keys=num_keys, kv_len=(num_keys,), q_offset=(0,), head_dim=4,
+                value_dim=4, tiles_per_chunk=1)
+    wide = Rig(rig.device, rig.variant, chunk_pushes(rig.variant, 1), WORDS | {"key": 1 << 20, "value": 1 << 20})
+    inputs = Inputs(case, rig.variant, np.random.default_rng(3))
+    inputs.query[...] = 0
+    inputs.value[...] = np.array([0.1, 0.3, -0.7, 1 / 3], np.float32).astype(inputs.value.dtype)
+    inputs.pack()
+    results = inputs.run(wide)
+    wide.close()
+    inputs.check(results)
+
+
+def test_the_bits_do_not_depend_on_the_number_of_workgroups_or_runs(rig: Rig, device: Device,
+                                                                    rng: np.random.Generator) -> None:
+    case = dataclasses.replace(CASES["everything"], q_len=30, value_dim=135)
+    inputs = Inputs(case, rig.variant, rng)
+    first = inputs.run(rig)
+    inputs.check(first)
+
+    def same(other: tuple[np.ndarray, np.ndarray | None]) -> None:
+        for got, expected in zip(other, first, strict=True):
+            assert got is not None and expected is not None
+            np.testing.assert_array_equal(got.view(np.uint8), expected.view(np.uint8))
+
+    for _ in range(50):
+        same(inputs.run(rig))
+    for groups in (1, 64):
+        other = make(device, rig.variant, groups)
+        same(inputs.run(other))
+        other.close()

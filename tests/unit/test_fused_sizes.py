@@ -1,0 +1,78 @@
+"""Which fused variant is chosen, that every variant is, and that Python and GLSL agree on the tiles."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.fakes import fake_device_info
+from vkattn.caps.model import DeviceInfo
+from vkattn.kernels import fused
+from vkattn.kernels.manifest import load_manifest
+from vkattn.problem import Problem
+
+SHADERS = Path(__file__).resolve().parents[2] / "shaders"
+PROBLEM = Problem(1, 16, 16, 4096, 4096, 64, 64, "float32", "float32", "float32")
+SUBGROUP = frozenset({"basic", "vote", "arithmetic", "ballot"})
+
+
+def device(**changes: object) -> DeviceInfo:
+    return fake_device_info(**({"max_shared_memory_bytes": 32768, "subgroup_operations": SUBGROUP} | changes))
+
+
+def number(pattern: str, file: str) -> int:
+    """Return the number that ``pattern`` finds in a shader."""
+    found = re.search(pattern, (SHADERS / file).read_text())
+    assert found, f"{file} has no {pattern}"
+    return int(found[1])
+
+
+def test_tiles_are_those_of_the_shaders() -> None:
+    assert number(r"#define BLOCK_ROWS (\d+)u", "attn_fused.comp") == fused.BLOCK_ROWS
+    assert number(r"#define BLOCK_ROWS (\d+)u", "attn_fused_subgroup.comp") == fused.SUBGROUP_BLOCK_ROWS
+    assert number(r"LANES = (\d+)u", "attn_fused_subgroup.comp") == fused.SUBGROUP_LANES
+    assert 4 * number(r"BLOCK_VECS = (\d+)u", "attn_fused_subgroup.comp") == fused.SUBGROUP_BLOCK_WIDTH
+    lanes = number(r"OUT_X = (\d+)u", "attn_fused.comp")
+    vecs = [int(found) for found in re.findall(r"OUT_VECS = (\d)u", (SHADERS / "attn_fused.comp").read_text())]
+    assert {f"w{4 * lanes * count}": 4 * lanes * count for count in vecs} == fused.BLOCK_WIDTH
+
+
+@pytest.mark.parametrize(("info", "value_dim", "expected"), [
+    (device(device_type="discrete"), 64, "attn_fused_f32_f32_w64_large"),
+    (device(device_type="discrete"), 65, "attn_fused_f32_f32_w128_large"),
+    (device(device_type="integrated", max_shared_memory_bytes=16384), 65, "attn_fused_f32_f32_w64_small"),
+    (device(device_type="cpu", subgroup_size=8), 65, "attn_fused_subgroup_f32_f32"),
+    (device(device_type="cpu", subgroup_size=4), 64, "attn_fused_f32_f32_w64_large"),
+    (device(device_type="cpu", subgroup_operations=frozenset()), 64, "attn_fused_f32_f32_w64_large"),
+])
+def test_the_variant_follows_the_device(info: DeviceInfo, value_dim: int, expected: str) -> None:
+    problem = dataclasses.replace(PROBLEM, value_dim=value_dim)
+    (chosen,) = fused.variants(problem, info)
+    assert chosen.name == expected
+    assert fused.not_supported_reasons(problem, info) == []
+
+
+def test_a_device_without_room_is_told_so() -> None:
+    (reason,) = fused.not_supported_reasons(PROBLEM, device(max_shared_memory_bytes=8192))
+    assert "bytes of shared memory, the device has 8192" in reason
+
+
+def test_every_variant_is_reachable() -> None:
+    devices = [device(device_type="discrete"), device(device_type="discrete", max_shared_memory_bytes=16384),
+               device(device_type="cpu", subgroup_size=8)]
+    mixtures = [("float32", "float32"), ("float32", "float16"), ("float32", "bfloat16"), ("float16", "float16"),
+                ("bfloat16", "bfloat16")]
+    reached = {fused.variants(Problem(1, 1, 1, 9, 9, 8, value_dim, query, key, key), info)[0].name
+               for info in devices for query, key in mixtures for value_dim in (64, 65)}
+    assert reached == {name for name in load_manifest() if name.startswith("attn_fused")}
+
+
+def test_small_variants_fit_what_vulkan_promises() -> None:
+    small = [kernel for kernel in load_manifest().values() if kernel.axes.get("tile") == "small"]
+    assert len(small) == 5
+    for kernel in small:
+        assert kernel.shared_bytes <= 16384 and math.prod(kernel.local_size) <= 128 and not kernel.capabilities

@@ -1,0 +1,84 @@
+"""The fused kernels, attn_fused and attn_fused_subgroup: prefill in one dispatch. What they support, variants, sizes.
+
+Scores never leave the workgroup, so the memory that a problem needs beyond its arrays does not grow with it. Each
+workgroup takes a row tile and a chunk of value_dim after another; wider values are computed in chunks, each with scores
+of its own. Software devices load for each invocation in turn, so that a load costs them as much as a hundred
+multiply-adds; for them there is a kernel that loads less and shares by subgroup broadcasts.
+"""
+
+from __future__ import annotations
+
+from ..caps.model import DeviceInfo
+from ..dtypes import AXIS
+from ..problem import Problem
+from .manifest import Variant, variant
+from .passes import Cut, Pass
+from .support import device_reasons
+from .three_pass import DISPATCH_SECONDS, MULTIPLY_ADDS_PER_SECOND
+from .tiers import allowed_tiers
+
+NAME = "fused"
+
+#: Query rows of a tile and elements of value_dim of a chunk, in shaders/attn_fused.comp (by the axis `width`) and in
+#: shaders/attn_fused_subgroup.comp. Tests tie them to the shaders.
+BLOCK_ROWS = 64
+BLOCK_WIDTH = {"w64": 64, "w128": 128}
+SUBGROUP_BLOCK_ROWS = 128
+SUBGROUP_BLOCK_WIDTH = 128
+
+#: Invocations of a subgroup that attn_fused_subgroup needs: as many lanes load keys for all.
+SUBGROUP_LANES = 8
+
+
+def candidates(problem: Problem, info: DeviceInfo) -> list[tuple[Variant, list[str]]]:
+    """Return each variant that can compute ``problem``, best first, with the reasons why the device cannot run it."""
+    dtypes = f"{AXIS[problem.query_dtype]}_{AXIS[problem.key_dtype]}"
+    width = "w64" if problem.value_dim <= BLOCK_WIDTH["w64"] else "w128"
+    names = [f"attn_fused_{dtypes}_{width}_large", f"attn_fused_{dtypes}_w64_small"]
+    if info.device_type == "cpu" and "subgroup" in allowed_tiers():
+        names.insert(0, f"attn_fused_subgroup_{dtypes}")
+    return [(variant(name), variant_reasons(variant(name), info)) for name in names]
+
+
+def variant_reasons(kernel: Variant, info: DeviceInfo) -> list[str]:
+    """Return why the device cannot run a variant of this family; empty if it can."""
+    reasons = device_reasons(kernel, info)
+    if kernel.kernel == "attn_fused_subgroup" and info.subgroup_size < SUBGROUP_LANES:
+        reasons.append(f"needs subgroups of {SUBGROUP_LANES} invocations, the device has {info.subgroup_size}")
+    return reasons
+
+
+def variants(problem: Problem, info: DeviceInfo) -> tuple[Variant]:
+    """Return the first candidate that the device can run, or the last one if it can run none."""
+    able = [kernel for kernel, reasons in candidates(problem, info) if not reasons]
+    return (able[0] if able else candidates(problem, info)[-1][0],)
+
+
+def not_supported_reasons(problem: Problem, info: DeviceInfo) -> list[str]:
+    """Return why this family cannot compute ``problem`` on the device; empty if it can. Any size will do."""
+    return variant_reasons(variants(problem, info)[0], info)
+
+
+def block_rows(kernel: Variant) -> int:
+    """Return the query rows of a tile of ``kernel``."""
+    return SUBGROUP_BLOCK_ROWS if kernel.kernel == "attn_fused_subgroup" else BLOCK_ROWS
+
+
+def passes(problem: Problem, info: DeviceInfo) -> tuple[Pass, ...]:
+    """Return the one pass; its recording is repeated for each chunk of query rows."""
+    return (Pass(variants(problem, info)[0], ("query", "key", "value", "mask", "out", "lse")),)
+
+
+def scratch_words(problem: Problem, info: DeviceInfo, budget_words: int) -> dict[str, int]:
+    """Return no buffer at all: scores stay in the workgroups."""
+    return {}
+
+
+def cut(problem: Problem, q_len: int, max_kv_len: int, scratch: dict[str, int], info: DeviceInfo) -> Cut:
+    """Return how the rows of a run are cut so that no dispatch is long: desktop drivers reset a GPU that is busy."""
+    rows = block_rows(variants(problem, info)[0])
+    tiles = problem.batch_size * problem.num_kv_heads * -(-q_len * problem.group_size // rows)
+    work = rows * max(max_kv_len, 1) * (problem.head_dim + problem.value_dim)
+    short = max(1, int(DISPATCH_SECONDS * MULTIPLY_ADDS_PER_SECOND[info.device_type] / work))
+    per_chunk = max(1, min(short, tiles))
+    return Cut({"tiles_per_chunk": per_chunk}, -(-tiles // per_chunk))
