@@ -176,7 +176,7 @@ class KVCache:
             self.note_append(start, rows[0].shape[1], layer)
 
     def _staging_words(self, rows: np.ndarray, dtype: str) -> int:
-        """Return the words of a host buffer for ``rows``: a power of two, so that few plans do, if the device allows."""
+        """Return the words of a host buffer for ``rows``: a power of two, if the device allows it."""
         words = packed_words(rows.shape, dtype)
         return max(words, min(1 << max(10, (words - 1).bit_length()), self.device.info.max_storage_buffer_range // 4))
 

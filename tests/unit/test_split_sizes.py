@@ -1,0 +1,94 @@
+"""The split family's declarations: tied to the shaders, every variant reachable, splits within their buffers."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.fakes import fake_device_info
+from vkattn.kernels import split
+from vkattn.kernels.manifest import load_manifest
+from vkattn.problem import Problem
+
+SHADERS = Path(__file__).resolve().parents[2] / "shaders"
+ROOM = {"max_storage_buffers_per_stage": 16, "max_shared_memory_bytes": 48 << 10}
+GPU = {"device_type": "discrete", "subgroup_operations": frozenset({"basic", "vote", "shuffle"}), **ROOM}
+PROBLEM = Problem(1, 24, 8, 1, 4096, 128, 128, "float16", "float16", "float16")
+
+
+def test_constants_are_those_of_the_shaders() -> None:
+    base = (SHADERS / "attn_split.comp").read_text()
+    assert f"#define ROWS {split.BASE_ROWS}\n" in base
+    assert f"const uint MAX_VECS = {split.MAX_DIM // 4}u;" in base
+    found = re.search(r"const uint MAX_SPLITS = (\d+)u;", (SHADERS / "include" / "split.glsl").read_text())
+    assert found
+    assert int(found[1]) == split.MAX_SPLITS
+
+
+def test_every_variant_is_chosen_somewhere() -> None:
+    chosen = set()
+    for subgroup_size in (1, 4, 8, 16, 32, 64):
+        info = fake_device_info(subgroup_size=subgroup_size, **GPU)
+        if subgroup_size == 1:
+            info = dataclasses.replace(info, subgroup_operations=frozenset())
+        for query, key in (("float32", "float32"), ("float32", "float16"), ("float32", "bfloat16"),
+                           ("float16", "float16"), ("bfloat16", "bfloat16")):
+            for head_dim in (4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256):
+                for q_len in (1, 8):
+                    problem = dataclasses.replace(PROBLEM, head_dim=head_dim, value_dim=head_dim, max_q_len=q_len,
+                                                  query_dtype=query, key_dtype=key, value_dtype=key)
+                    assert not split.not_supported_reasons(problem, info)
+                    chosen.add(split.variants(problem, info)[0].name)
+    assert chosen == {name for name, kernel in load_manifest().items() if kernel.kernel.startswith("attn_split")}
+
+
+def test_a_subgroup_is_never_smaller_than_the_lanes_of_the_variant() -> None:
+    for subgroup_size in (4, 8, 16, 32, 64):
+        info = fake_device_info(subgroup_size=subgroup_size, **GPU)
+        for head_dim in (8, 64, 128, 256):
+            name = split.variants(dataclasses.replace(PROBLEM, head_dim=head_dim), info)[0].name
+            lanes = re.search(r"_l(\d+)_", name)
+            assert lanes is None or int(lanes[1]) <= subgroup_size
+
+
+def test_tiers_limit_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    info = fake_device_info(subgroup_size=32, **GPU)
+    assert "subgroup" in split.variants(PROBLEM, info)[0].name
+    monkeypatch.setenv("VKATTN_TIERS", "base")
+    assert split.variants(PROBLEM, info)[0].name == "attn_split_f16_f16"
+
+
+@pytest.mark.parametrize("device_type", ["cpu", "integrated", "discrete"])
+def test_splits_always_fit_their_buffer(device_type: str) -> None:
+    info = fake_device_info(device_type=device_type, **ROOM)
+    problem = dataclasses.replace(PROBLEM, max_q_len=21, max_kv_len=131072)
+    scratch = split.scratch_words(problem, info, 1 << 24)
+    rows = split.shape(problem, info).rows
+    for q_len in range(1, 22):
+        for kv_len in (0, 1, 63, 4096, 8193, 131072):
+            words = split.cut(problem, q_len, kv_len, scratch, info).words
+            splits, keys = words["num_splits"], words["keys_per_split"]
+            assert 1 <= splits <= split.MAX_SPLITS
+            assert splits * keys >= kv_len
+            assert keys <= split.MAX_KEYS_PER_SPLIT
+            if splits > 1:
+                items = split.num_items(problem, rows, q_len)
+                assert items * splits * split.part_words(problem, rows) <= scratch["parts"]
+
+
+def test_longer_caches_are_split_further() -> None:
+    info = fake_device_info(**GPU)
+    scratch = split.scratch_words(dataclasses.replace(PROBLEM, max_kv_len=1 << 20), info, 1 << 24)
+    counts = [split.cut(PROBLEM, 1, n, scratch, info).words["num_splits"] for n in (16, 1024, 4096, 32768, 131072)]
+    assert counts == sorted(counts)
+    assert counts[0] == 1 < counts[2] < counts[-1]
+
+
+def test_too_many_rows_and_too_wide_are_reasons() -> None:
+    info = fake_device_info(**ROOM)
+    reasons = split.not_supported_reasons(dataclasses.replace(PROBLEM, max_q_len=22, head_dim=257), info)
+    assert any("66 query rows" in reason for reason in reasons)
+    assert any("head_dim 257; at most 256" in reason for reason in reasons)
