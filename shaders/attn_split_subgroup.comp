@@ -86,6 +86,9 @@ uint lane_groups() { return gl_NumSubgroups * gl_SubgroupSize / LANES; }
 // The index, in vecs of the head, of vec i that this invocation holds.
 uint vec_index(uint i) { return ((i / QUAD_VECS) * LANES + lane()) * QUAD_VECS + i % QUAD_VECS; }
 
+// <a, b> + sum in four fused multiply-adds.
+float dot_add(vec4 a, vec4 b, float sum) { return fma(a.x, b.x, fma(a.y, b.y, fma(a.z, b.z, fma(a.w, b.w, sum)))); }
+
 // Give half of the elements to the invocation `step` lanes away and take its share of the other half.
 #define EXCHANGE(step, kept)                                         \
     [[unroll]] for (uint i = 0u; i < (kept); ++i) {                  \
@@ -169,7 +172,8 @@ void attend(RowTile tile, uint begin, uint end, inout State state, inout vec4 ac
             [[unroll]] for (uint u = 0u; u < IN_FLIGHT; ++u)
                 x[u] = quad_vec(k[u * QUADS + i / QUAD_VECS], i % QUAD_VECS);
             [[unroll]] for (uint r = 0u; r < ROWS; ++r)  // rows that do not exist have queries of 0
-                [[unroll]] for (uint u = 0u; u < IN_FLIGHT; ++u) s[r * IN_FLIGHT + u] += dot(q[r * VECS + i], x[u]);
+                [[unroll]] for (uint u = 0u; u < IN_FLIGHT; ++u) 
+                    s[r * IN_FLIGHT + u] = dot_add(q[r * VECS + i], x[u], s[r * IN_FLIGHT + u]);
         }
         sum_over_lanes(s);
 

@@ -15,6 +15,7 @@ __version__ = "0.1.0.dev0"
 _HOME = {
     "attention": ".ops.attention",
     "scaled_dot_product_attention": ".ops.attention",
+    "merge_states": ".ops.merge",
     "sdpa_with_kv_cache": ".ops.cached",
     "devices": ".caps.probe",
     "Device": ".runtime.device",
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from .ops.builder import GraphBuilder
     from .ops.cached import sdpa_with_kv_cache
     from .ops.graph import Graph
+    from .ops.merge import merge_states
     from .runtime.device import Device, default_device
 
 

@@ -116,6 +116,7 @@ def check_mask(
         raise ShapeError(f"`{argument}` has shape {given.shape}; it must broadcast to {full}, "
                          "(batch_size, num_heads, q_len, kv_len).")
     given = given.reshape((1,) * (4 - given.ndim) + given.shape)
+    given = given[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in given.strides)]  # np.broadcast_to
     if given.dtype != np.bool_:
         with np.errstate(invalid="ignore"):
             given = given.astype(np.float32, copy=False)

@@ -165,6 +165,17 @@ def test_a_mask_may_hold_anything_beyond_the_live_keys(rest: float, dtype: Any) 
         attention_call(*arrays, mask=mask[0, 0], kv_len=[3, 5])
 
 
+@pytest.mark.parametrize("dtype", [bool, np.float32])
+def test_a_mask_that_numpy_broadcast_is_not_spread(dtype: Any) -> None:
+    rows = np.broadcast_to(np.ones((5, 7), dtype), (2, 8, 5, 7))
+    columns = np.broadcast_to(np.ones((2, 1, 1, 7), dtype), (2, 8, 5, 7))
+    for mask, shape in ((rows, (1, 1, 5, 7)), (columns, (2, 1, 1, 7)),
+                        (np.broadcast_to(np.ones((), dtype), (2, 8, 5, 7)), (1, 1, 1, 1))):
+        checked = attention_call(Q, K, V, mask=mask).mask
+        assert checked is not None
+        assert checked.shape == shape
+
+
 def test_numbers_may_come_as_any_scalar() -> None:
     options = attention_call(Q, K, V, scale=np.float16(0.5), softcap=np.array(3), window=np.array([1, 2]),
                              sinks=range(8), q_offset=np.int8(-3), kv_len=np.array([1, 2], np.uint64),

@@ -72,7 +72,7 @@ def attention(
         Axis order of query, key, value and the output: b batch, h heads, s tokens, d head_dim.
     return_lse : bool
         Whether to return the log-sum-exp of each row too.
-    algorithm : "auto" or "three_pass"
+    algorithm : "auto", "split", "fused" or "three_pass"
         Which kernels compute it; a name raises NoKernelError where it cannot.
     device : vkattn.Device or None
         None is `vkattn.default_device`.

@@ -15,6 +15,7 @@ import numpy as np
 
 from tests.gpu.kernels.cases import TILE_ROWS, Case
 from vkattn.dtypes import AXIS
+from vkattn.graph.hazards import segments
 from vkattn.graph.node import Binding, Dispatch
 from vkattn.kernels import params
 from vkattn.kernels.manifest import Variant, load_manifest
@@ -46,7 +47,7 @@ class Rig:
         self._buffers = {binding.name: device.buffer(words[binding.name], "host", binding.name)
                          for binding in variant.bindings}
         bindings = tuple(Binding(buffer) for buffer in self._buffers.values())
-        self._recording = device.recording([[Dispatch(variant, bindings, push, groups) for push in pushes]])
+        self._recording = device.recording(segments(Dispatch(variant, bindings, push, groups) for push in pushes))
 
     def run(self, inputs: Mapping[str, Sequence[tuple[int, np.ndarray]]]) -> dict[str, np.ndarray]:
         """Write (offset, words) pieces into buffers full of GUARD, run, return a copy of each buffer that is written.
