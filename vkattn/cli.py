@@ -68,7 +68,7 @@ def build_parser() -> argparse.ArgumentParser:
     info.add_argument("--json", action="store_true", help="print it as JSON")
     info.set_defaults(module="info")
 
-    check = commands.add_parser("check", help="run every kernel variant against the oracle on a device")
+    check = commands.add_parser("check", help="run every kernel variant that a device uses against the oracle")
     _add_device(check)
     check.add_argument("--json", action="store_true", help="print it as JSON")
     check.set_defaults(module="check")

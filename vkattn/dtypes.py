@@ -6,6 +6,7 @@ arrays of that type come from ml_dtypes, which is imported by whoever made such 
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ def dtype_name(array: Any, argument: str, supported: tuple[str, ...] = FLOAT_DTY
     return name
 
 
+@functools.cache
 def numpy_dtype(name: str) -> np.dtype:
     """Return the NumPy dtype called ``name``; "bfloat16" needs ml_dtypes to be importable."""
     if name == "bfloat16":

@@ -8,6 +8,7 @@ multiply padding by padding. Strides are in vecs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -74,8 +75,7 @@ def vec_strides(heads: int, tokens: int, dim: int, dtype: str, layout: str) -> t
 
 def packed_words(shape: Sequence[int], dtype: str) -> int:
     """Return the 32-bit words that `pack_into` writes for an array of ``shape``."""
-    rows = int(np.prod(shape[:-1], dtype=np.int64))
-    return rows * row_quads(shape[-1], dtype) * QUAD_WORDS
+    return math.prod(shape[:-1]) * row_quads(shape[-1], dtype) * QUAD_WORDS
 
 
 def pack_into(words: np.ndarray, array: np.ndarray, dtype: str) -> None:
@@ -87,9 +87,11 @@ def pack_into(words: np.ndarray, array: np.ndarray, dtype: str) -> None:
     array : dtype ``dtype``, shape ``[..., dim]``.
     """
     dim = array.shape[-1]
-    rows = words.view(numpy_dtype(dtype)).reshape(*array.shape[:-1], padded_dim(dim, dtype))
+    padded = padded_dim(dim, dtype)
+    rows = words.view(numpy_dtype(dtype)).reshape(*array.shape[:-1], padded)
     rows[..., :dim] = array
-    rows[..., dim:] = 0
+    if dim < padded:
+        rows[..., dim:] = 0
 
 
 def unpack(words: np.ndarray, shape: Sequence[int], dtype: str) -> np.ndarray:

@@ -47,7 +47,7 @@ def plant(root: Path, module: str, text: str) -> list[str]:
             "from ..caps.probe import devices\n",
             "caps.probe is for __init__, info, run",
         ),
-        ("ops/plan.py", "from ..oracle import softmax\n", "oracle is for __init__, check, demo, oracle only"),
+        ("ops/plan.py", "from ..oracle import softmax\n", "oracle is for __init__, bench, check, demo, oracle only"),
         ("oracle/softmax.py", "from ..kernels import support\n", "oracle imports dtypes, errors, layout, mask"),
         ("oracle/softmax.py", "from ..problem import Problem\n", "oracle imports dtypes, errors, layout, mask"),
         ("oracle/softmax.py", "import torch\n", "oracle imports numpy and the standard library only"),

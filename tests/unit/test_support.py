@@ -91,8 +91,11 @@ def test_cooperative_matrices_need_their_extensions() -> None:
 
 
 def test_base_variants_run_on_what_vulkan_promises() -> None:
-    """Every variant without capabilities of its own fits the least device, but for its number of buffers."""
+    """Every variant without capabilities of its own fits the least device, unless it is a larger tile of one that does.
+
+    The number of buffers is left aside: Vulkan promises 4, and every device known has more.
+    """
     info = fake_device_info(subgroup_operations=frozenset(), extensions=frozenset())
     for name, committed in load_manifest().items():
-        if not committed.capabilities:
+        if not committed.capabilities and committed.axes.get("tile") != "large":
             assert device_reasons(committed, info) == [], name

@@ -124,21 +124,24 @@ class KVCache:
         CapacityError
             ``input_pos + tokens`` is beyond the capacity.
         """
-        start = np.asarray(input_pos)
-        if start.dtype.kind not in "iu" or start.shape not in ((), (self.batch,)):
+        given = np.asarray(input_pos)
+        if given.dtype.kind not in "iu" or given.shape not in ((), (self.batch,)):
             raise OptionError(f"`input_pos` is {input_pos!r}; it must be an integer, or integers of shape "
                               f"({self.batch},), one per batch entry.")
-        start = np.broadcast_to(start, (self.batch,)).astype(np.int64)
+        start = np.empty(self.batch, np.int64)
+        start[...] = given
         lengths = self._lengths[layer] if lengths is None else lengths
-        if (start < 0).any() or (start > lengths).any():
-            entry = int(np.argmax((start < 0) | (start > lengths)))
+        outside = (start < 0) | (start > lengths)
+        if outside.any():
+            entry = int(np.argmax(outside))
             raise OptionError(f"`input_pos` is {int(start[entry])} for batch entry {entry}, but layer {layer} holds "
                               f"{int(lengths[entry])} tokens there; it must be within 0 .. {int(lengths[entry])}, "
                               "so that no row is left unwritten.")
-        if int(start.max()) + tokens > self.capacity:
-            raise CapacityError(f"append of {tokens} tokens at input_pos {int(start.max())} needs "
-                                f"{int(start.max()) + tokens} rows; this cache holds capacity {self.capacity}. "
-                                "Hint: make a larger cache, or reset() or truncate() this one.")
+        last = int(start.max())
+        if last + tokens > self.capacity:
+            raise CapacityError(f"append of {tokens} tokens at input_pos {last} needs {last + tokens} rows; this cache "
+                                f"holds capacity {self.capacity}. Hint: make a larger cache, or reset() or truncate() "
+                                "this one.")
         return start
 
     def note_append(self, input_pos: np.ndarray, tokens: int, layer: int) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..dtypes import numpy_dtype
 from ..errors import CapacityError, DTypeError, PlanError, ShapeError
 from ..graph.values import Dim, Shape, Value, lives, words_of
 from ..kernels.three_pass import BLOCK_COLS, BLOCK_ROWS
@@ -38,7 +39,7 @@ def bind_shape(name: str, shape: Shape, given: tuple[int, ...], dims: dict[str, 
 def as_input(name: str, value: Value, given: Any) -> np.ndarray:
     """Return an input as an array of the declared dtype, or raise DTypeError; nothing is converted."""
     array = np.asarray(given)
-    if array.dtype.name != value.dtype:
+    if array.dtype != numpy_dtype(value.dtype) and array.dtype.name != value.dtype:  # names are slow
         raise DTypeError(f"input {name!r} is {array.dtype.name}; it was declared as {value.dtype}.")
     return array
 
