@@ -45,11 +45,10 @@ uint new_k_stride_row() { return params[push.params_base + 37u]; }
 uint new_v_stride_batch() { return params[push.params_base + 38u]; }
 uint new_v_stride_head() { return params[push.params_base + 39u]; }
 uint new_v_stride_row() { return params[push.params_base + 40u]; }
-uint params_words() { return params[push.params_base + 41u]; }
-uint q_words() { return params[push.params_base + 42u]; }
-uint k_words() { return params[push.params_base + 43u]; }
-uint v_words() { return params[push.params_base + 44u]; }
-uint mask_words() { return params[push.params_base + 45u]; }
+uint q_words() { return params[push.params_base + 41u]; }
+uint k_words() { return params[push.params_base + 42u]; }
+uint v_words() { return params[push.params_base + 43u]; }
+uint mask_words() { return params[push.params_base + 44u]; }
 
 const uint FLAG_ALIBI = 4u;
 const uint FLAG_LSE = 16u;

@@ -53,8 +53,7 @@ FIELDS: tuple[tuple[str, str], ...] = (
     ("new_v_stride_batch", "u"),
     ("new_v_stride_head", "u"),
     ("new_v_stride_row", "u"),
-    ("params_words", "u"),  # live words of the block and of each input, for the copy kernel
-    ("q_words", "u"),
+    ("q_words", "u"),  # live words of each input, for the copy kernel
     ("k_words", "u"),
     ("v_words", "u"),
     ("mask_words", "u"),

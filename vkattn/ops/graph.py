@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -95,8 +95,6 @@ class Graph:
         self._params = self._buffer("params", max(params_words + len(plan.inputs) + len(plan.outputs), 4), "host")
         self._counts_at = params_words
         self._zero = self._buffer("nothing", 4, "storage")
-        if not device.info.is_unified:
-            steps = self._with_near_params(steps, params_words)
         self._place(steps)
         for block in self._blocks.values():
             block.prepare(self._params.words)
@@ -149,16 +147,6 @@ class Graph:
             swapped = tuple(direct.get(r.key) or near.get(r.key) or r for r in step.resources)
             result.append(Step(**{**step.__dict__, "resources": swapped}))
         return result + copies.get(len(plan.steps), [])
-
-    def _with_near_params(self, steps: list[Step], num_words: int) -> list[Step]:
-        """Return the steps with the params blocks copied into the device's memory first: every workgroup reads them."""
-        far, near = Resource("params", 0, "params"), Resource("near params", num_words, "arena")
-        bases = (Base("src_offset", 1, 1), Base("dst_offset", 2, 1))
-        upload = Step("upload params", variant("copy"), (far, far, near), bases, None,
-                      {"count_index": COUNT_IS_PUSHED, "count": num_words}, 8)
-        moved = [step if step.block is None else replace(step, resources=(near, *step.resources[1:]))
-                 for step in steps]
-        return [upload, *moved]
 
     @staticmethod
     def _reads(step: Step, resource: Resource) -> bool:
@@ -230,7 +218,7 @@ class Graph:
             push[base.push] = starts[base.binding] // base.unit_words
         if step.block is not None:
             key = step.block.sizes if isinstance(step.block, DimsBlock) else step.block
-            push["params_base"] = starts[0] + self._blocks[key].base
+            push["params_base"] = self._blocks[key].base
         elif push.get("count_index", COUNT_IS_PUSHED) != COUNT_IS_PUSHED:
             push["count_index"] += self._counts_at
         return Dispatch(step.variant, tuple(bindings), push, step.groups, step.chunk // CHUNKS_PER_SUBMISSION,

@@ -62,7 +62,6 @@ def header(call: Call, cut: Cut, words: dict[str, int]) -> dict[str, int | float
         "window_right": params.WINDOW_OFF if options.window[1] is None else options.window[1],
         "key_offset": 0,
         "value_offset": 0,
-        "params_words": words["params"],
         "q_words": words["query"],
         "k_words": words["key"],
         "v_words": words["value"],

@@ -163,8 +163,7 @@ class AttentionPlan:
         if self.device.info.is_unified:
             return [], self._host
         copies, near = [], {}
-        fields = ("params_words", "q_words", "k_words", "v_words", "mask_words")
-        for name, field in zip(("params", *INPUTS), fields, strict=True):
+        for name, field in zip(INPUTS, ("q_words", "k_words", "v_words", "mask_words"), strict=True):
             near[name] = self._buffer(f"{name} (device)", getattr(self.key, name), "storage")
             bindings = (Binding(self._host["params"]), Binding(self._host[name]), Binding(near[name]))
             push = {"count_index": params.INDEX[field], "count": 0, "src_offset": 0, "dst_offset": 0}
