@@ -39,6 +39,7 @@ class Decoder:
     dtype: str = "float32"
     form: str = "node"
     options: dict[str, Any] = field(default_factory=dict)
+    algorithm: str = "auto"
 
     def __post_init__(self) -> None:
         heads, kv_heads, head_dim = self.sizes
@@ -49,7 +50,8 @@ class Decoder:
             for name, count in (("query", heads), ("key", kv_heads), ("value", kv_heads)))
         cache, position = builder.kv_cache("cache", cache=self.cache), builder.position("input_pos")
         if self.form == "node":
-            out, lse = builder.sdpa_with_kv_cache(query, key, value, cache, position, return_lse=True, **self.options)
+            out, lse = builder.sdpa_with_kv_cache(query, key, value, cache, position, return_lse=True,
+                                                  algorithm=self.algorithm, **self.options)
         else:
             view = builder.kv_append(cache, key, value, position)
             scores = builder.attn_weights(query, view, causal="bottom_right", layout="bshd", **self.options)

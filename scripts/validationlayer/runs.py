@@ -26,22 +26,20 @@ LONG = {
     "test_grid_of_shapes[": "576 shapes, one after another",
     "test_a_matrix_far_beyond_the_budget": "computes 16 heads of 4096 x 4096 scores",
     "test_many_heads_and_batches": "computes 70000 batch rows",
-    "test_three_passes_of_a_large_matrix": "computes 300 MB of scores",
+    "test_three_passes_of_a_large_matrix": "computes 8 heads of 1500 x 1500 scores",
     "test_upstream_sequences[24-8-128": "the largest of the sequences",
     "test_1000_decode_steps": "replays one recording 1000 times",
     "tests/property/": "hundreds of random shapes",
     "test_smollm2": "a whole language model",
 }
 
-#: Each new variant costs seconds. A test that is gone fails.
-SHORT_GPU_ASSISTED = (
+#: Few, as each pipeline that a test makes costs seconds here. A test that is gone fails the run.
+GPU_ASSISTED_TESTS = (
     "tests/gpu/kernels/test_fill_copy.py",
     "tests/gpu/test_check.py::test_part[words]",
     "tests/gpu/test_check.py::test_part[caches]",
     "tests/gpu/test_check.py::test_a_small_problem_by_each_algorithm",
 )
-LONG_GPU_ASSISTED = ("tests/gpu/kernels/test_fill_copy.py", "tests/gpu/test_check.py")
-
 
 @dataclass(frozen=True)
 class Run:
@@ -82,7 +80,7 @@ RUNS = (
     Run("full", "lavapipe", "full", SYNCHRONIZATION, "hazard", _HAZARD, _ALL, _ALL, OWN_MODE, OWN_MODE | LONG),
     # On SwiftShader, because LLVM takes a minute or more over an attention kernel with the layer's checks in it.
     Run("gpu-assisted", "swiftshader", "full", GPU_ASSISTED, "overrun", _OVERRUN,
-        LONG_GPU_ASSISTED, SHORT_GPU_ASSISTED, {}, {}),
+        GPU_ASSISTED_TESTS, GPU_ASSISTED_TESTS, {}, {}),
     # For docs/hazards.md, and for the messages that are not hazards.
     Run("coherent", "lavapipe", "coherent", SYNCHRONIZATION, "hazard", _HAZARD, _ALL, _ALL, {}, LONG),
 )

@@ -11,6 +11,7 @@ from __future__ import annotations
 from ..caps.model import DeviceInfo
 from ..dtypes import AXIS
 from ..problem import Problem
+from .grid import items_that_fit, too_long
 from .manifest import Variant, variant
 from .passes import Cut, Pass
 from .support import device_reasons
@@ -56,7 +57,21 @@ def variants(problem: Problem, info: DeviceInfo) -> tuple[Variant]:
 
 def not_supported_reasons(problem: Problem, info: DeviceInfo) -> list[str]:
     """Return why this family cannot compute ``problem`` on the device; empty if it can. Any size will do."""
-    return variant_reasons(variants(problem, info)[0], info)
+    kernel = variants(problem, info)[0]
+    reasons = variant_reasons(kernel, info)
+    worst = item_iterations(problem, problem.max_kv_len, kernel)
+    if items_that_fit(worst, info) == 0:
+        reasons.append(too_long(f"kv_len {problem.max_kv_len}", worst))
+    return reasons
+
+
+def item_iterations(problem: Problem, max_kv_len: int, kernel: Variant) -> int:
+    """Return the most loop iterations of one item: per block of keys those of head_dim, masks, softmax and values."""
+    head_vecs, value_vecs = -(-problem.head_dim // 4), min(-(-problem.value_dim // 4), 32)
+    if kernel.kernel == "attn_fused_subgroup":
+        blocks, sums = max_kv_len // 16 + 2, max_kv_len // 1024 + 2
+        return 1000 + blocks * (49 + head_vecs + value_vecs) + sums * 8 * (value_vecs + 2)
+    return 100 + (max_kv_len // 32 + 2) * (140 + 5 * -(-head_vecs // 4))
 
 
 def block_rows(kernel: Variant) -> int:
@@ -76,9 +91,13 @@ def scratch_words(problem: Problem, info: DeviceInfo, budget_words: int) -> dict
 
 def cut(problem: Problem, q_len: int, max_kv_len: int, scratch: dict[str, int], info: DeviceInfo) -> Cut:
     """Return how the rows of a run are cut so that no dispatch is long: desktop drivers reset a GPU that is busy."""
-    rows = block_rows(variants(problem, info)[0])
+    kernel = variants(problem, info)[0]
+    rows = block_rows(kernel)
     tiles = problem.batch_size * problem.num_kv_heads * -(-q_len * problem.group_size // rows)
     work = rows * max(max_kv_len, 1) * (problem.head_dim + problem.value_dim)
     short = max(1, int(DISPATCH_SECONDS * MULTIPLY_ADDS_PER_SECOND[info.device_type] / work))
-    per_chunk = max(1, min(short, tiles))
+    loops = items_that_fit(item_iterations(problem, max_kv_len, kernel), info)
+    chunks_of_values = -(-problem.value_dim // 64)
+    fit = tiles if loops is None else loops // chunks_of_values
+    per_chunk = max(1, min(short, fit, tiles))
     return Cut({"tiles_per_chunk": per_chunk}, -(-tiles // per_chunk))

@@ -14,6 +14,7 @@ from ..caps.model import DeviceInfo
 from ..dtypes import AXIS
 from ..layout import row_quads
 from ..problem import Problem
+from .grid import items_that_fit
 from .manifest import Variant, load_manifest, variant
 from .passes import Cut, Pass
 from .support import device_reasons
@@ -84,7 +85,19 @@ def not_supported_reasons(problem: Problem, info: DeviceInfo) -> list[str]:
     for name, dim in (("head_dim", problem.head_dim), ("value_dim", problem.value_dim)):
         if dim > MAX_DIM:
             reasons.append(f"{name} {dim}; at most {MAX_DIM}")
+    room = items_that_fit(split_iterations(problem), info)
+    items = num_items(problem, shape(problem, info).rows, problem.max_q_len)
+    splits = num_splits(items, problem.max_kv_len, info)
+    if room is not None and items * splits > room:
+        reasons.append(f"{items} items in {splits} splits go beyond the 65535 loop iterations of an invocation after "
+                       "which llvmpipe ends loops without an error")
     return reasons + device_reasons(shape(problem, info).kernel, info)
+
+
+def split_iterations(problem: Problem) -> int:
+    """Return the most loop iterations of one split of one item, its merge included."""
+    keys = min(problem.max_kv_len, MAX_KEYS_PER_SPLIT)
+    return 1000 + 2 * MAX_SPLITS + (keys // 256 + 1) * (100 + -(-problem.head_dim // 4))
 
 
 def passes(problem: Problem, info: DeviceInfo) -> tuple[Pass, ...]:

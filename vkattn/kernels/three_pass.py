@@ -13,6 +13,7 @@ from ..caps.model import DeviceInfo
 from ..dtypes import AXIS
 from ..errors import CapacityError
 from ..problem import Problem
+from .grid import items_that_fit, iteration_limit, too_long
 from .manifest import Variant, variant
 from .passes import Cut, Pass
 from .support import device_reasons
@@ -40,7 +41,27 @@ def variants(problem: Problem, info: DeviceInfo | None = None) -> tuple[Variant,
 
 def not_supported_reasons(problem: Problem, info: DeviceInfo) -> list[str]:
     """Return why this family cannot compute ``problem`` on the device; empty if it can. Any size will do."""
-    return [reason for kernel in variants(problem) for reason in device_reasons(kernel, info)]
+    reasons = [reason for kernel in variants(problem) for reason in device_reasons(kernel, info)]
+    worst = output_iterations(problem.max_kv_len)
+    if items_that_fit(worst, info) == 0:
+        reasons.append(too_long(f"kv_len {problem.max_kv_len}", worst))
+    return reasons
+
+
+def output_iterations(max_kv_len: int) -> int:
+    """Return the most loop iterations of one item of attn_output: blocks of 32 keys, each key by itself at worst."""
+    return 8 + (-(-max_kv_len // 32) + 1) * 34
+
+
+def tiles_that_fit(problem: Problem, max_kv_len: int, info: DeviceInfo) -> int | None:
+    """Return the row tiles of a chunk that one dispatch of each pass can do within the device's loop limit."""
+    if iteration_limit(info) is None:
+        return None
+    col_tiles = max(-(-max_kv_len // BLOCK_COLS), 1)
+    weights = items_that_fit(2 * (33 + 9 * -(-problem.head_dim // 32)), info) or 0
+    softmax = items_that_fit(2 * (2 * -(-max_kv_len // 128) + 10), info) or 0
+    output = items_that_fit(output_iterations(max_kv_len), info) or 0
+    return max(1, min(weights // col_tiles, softmax // (BLOCK_ROWS // 4), output // -(-problem.value_dim // 64)))
 
 
 def passes(problem: Problem, info: DeviceInfo | None = None) -> tuple[Pass, ...]:
@@ -87,7 +108,8 @@ def chunking(problem: Problem, q_len: int, max_kv_len: int, score_words: int, in
     work = BLOCK_ROWS * max(max_kv_len, 1) * max(problem.head_dim, problem.value_dim)
     short = int(DISPATCH_SECONDS * MULTIPLY_ADDS_PER_SECOND[info.device_type] / work)
     fits = score_words // tile_words if tile_words else row_tiles
-    return Chunking(row_tiles, score_stride, tile_words, max(1, min(fits, short, row_tiles)))
+    loops = tiles_that_fit(problem, max_kv_len, info) or row_tiles
+    return Chunking(row_tiles, score_stride, tile_words, max(1, min(fits, short, loops, row_tiles)))
 
 
 def scratch_words(problem: Problem, info: DeviceInfo, budget_words: int) -> dict[str, int]:

@@ -12,11 +12,11 @@ from ..graph.memory import ALIGN_WORDS
 from ..graph.steps import Base, Resource, Step
 from ..graph.values import capacity
 from ..kernels import split
+from ..kernels.grid import num_groups
 from ..kernels.manifest import variant
 from ..kernels.passes import unit_words
 from ..kernels.three_pass import variants
 from ..layout import words_per_vec
-from .plan import num_groups
 from .spec import AttentionSpec, short_problem
 
 VEC4_WORDS = 4

@@ -11,11 +11,11 @@ from types import ModuleType
 
 import numpy as np
 
-from ..caps.model import DeviceInfo
 from ..errors import CapacityError
 from ..graph.hazards import segments
 from ..graph.node import Binding, Dispatch
 from ..kernels import params
+from ..kernels.grid import num_groups
 from ..kernels.manifest import variant
 from ..kernels.passes import Cut, Pass
 from ..kernels.three_pass import CHUNKS_PER_SUBMISSION
@@ -24,9 +24,6 @@ from ..runtime.buffer import Buffer
 from ..runtime.device import Device
 from ..validate import Call
 from .inputs import header, mask_words, write_mask
-
-#: Workgroups of a dispatch, by device type: enough to fill the device; they loop over what is live.
-GROUPS = {"cpu": 64, "integrated": 512, "virtual": 2048, "discrete": 2048, "other": 512}
 
 #: Push constant of the copy kernel: the number of words is `count`, not a params word.
 NO_INDEX = 0xFFFFFFFF
@@ -71,11 +68,6 @@ class PlanKey:
         """Bytes of the buffers of such a plan, where inputs are not copied."""
         return 4 * (self.query + self.key + self.value + self.mask + self.out + self.lse + self.params
                     + sum(words for _, words in self.scratch))
-
-
-def num_groups(info: DeviceInfo) -> int:
-    """Return the workgroups of an attention dispatch; they loop over what is live."""
-    return min(GROUPS[info.device_type], info.max_workgroup_count[0])
 
 
 def clear(device: Device, buffer: Buffer) -> None:

@@ -155,10 +155,9 @@ def test_rows_of_any_strides(device: Device, rng: np.random.Generator) -> None:
     np.testing.assert_array_equal(cache.read()[0], key.astype(np.float16))
 
 
-@pytest.mark.parametrize("max_bytes", [2000, 5000, 1 << 27])
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_layers_in_several_groups_of_buffers(device: Device, rng: np.random.Generator, dtype: str,
-                                             max_bytes: int) -> None:
+@pytest.mark.parametrize(("max_bytes", "dtype"), [(2000, "float16"), (5000, "float32"), (1 << 27, "float16")])
+def test_layers_in_several_groups_of_buffers(device: Device, rng: np.random.Generator, max_bytes: int,
+                                             dtype: str) -> None:
     with small_buffers(device, max_bytes) as own:
         cache = KVCache(2, 2, 7, 9, value_dim=4, num_layers=5, dtype=dtype, device=own)
         layer_bytes = 2 * 2 * 7 * (48 if dtype == "float32" else 32)

