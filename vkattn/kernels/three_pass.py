@@ -61,7 +61,8 @@ def tiles_that_fit(problem: Problem, max_kv_len: int, info: DeviceInfo) -> int |
     weights = items_that_fit(2 * (33 + 9 * -(-problem.head_dim // 32)), info) or 0
     softmax = items_that_fit(2 * (2 * -(-max_kv_len // 128) + 10), info) or 0
     output = items_that_fit(output_iterations(max_kv_len), info) or 0
-    return max(1, min(weights // col_tiles, softmax // (BLOCK_ROWS // 4), output // -(-problem.value_dim // 64)))
+    value_chunks = max(-(-problem.value_dim // 64), 1)
+    return max(1, min(weights // col_tiles, softmax // (BLOCK_ROWS // 4), output // value_chunks))
 
 
 def passes(problem: Problem, info: DeviceInfo | None = None) -> tuple[Pass, ...]:

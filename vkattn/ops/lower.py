@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from ..caps.model import DeviceInfo
 from ..dispatch import by_name, choose
 from ..dtypes import AXIS
+from ..errors import NoKernelError
 from ..graph.memory import ALIGN_WORDS
 from ..graph.steps import Base, Resource, Step
 from ..graph.values import capacity
@@ -15,7 +16,7 @@ from ..kernels import split
 from ..kernels.grid import num_groups
 from ..kernels.manifest import variant
 from ..kernels.passes import unit_words
-from ..kernels.three_pass import variants
+from ..kernels.three_pass import tiles_that_fit, variants
 from ..layout import words_per_vec
 from .spec import AttentionSpec, short_problem
 
@@ -43,6 +44,11 @@ def with_scores(spec: AttentionSpec, info: DeviceInfo, budget_words: int, whole:
     limit -= limit % ALIGN_WORDS
     cut = replace(spec, score_words=limit).cut(q_len, keys, info)
     needed = cut.row_tiles * cut.tile_words
+    most = tiles_that_fit(spec.problem, keys, info) if whole else None
+    if most is not None and cut.row_tiles > most:
+        raise NoKernelError(f"{cut.row_tiles} tiles of query rows at once go beyond the 65535 loop iterations of an "
+                            "invocation after which llvmpipe ends loops without an error. Hint: declare one attention "
+                            "node, which goes in chunks.")
     return replace(spec, score_words=needed if whole else min(needed, limit), whole=whole)
 
 

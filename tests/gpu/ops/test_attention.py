@@ -419,7 +419,7 @@ def test_many_heads_and_batches(device: Device, rng: np.random.Generator) -> Non
 
 @pytest.mark.parametrize("algorithm", [*ALGORITHMS, "auto"])
 def test_many_items_by_each_algorithm(device: Device, rng: np.random.Generator, algorithm: str) -> None:
-    """llvmpipe ends an invocation's loops after 65535 rounds in all, without an error: work is cut before that."""
+    """Llvmpipe ends an invocation's loops after 65535 rounds in all, without an error: work is cut before that."""
     inputs = arrays(rng, 20000, (1, 1), 1, 3, 4)
     if algorithm == "split" and "llvmpipe" in device.info.name:
         with pytest.raises(vkattn.errors.NoKernelError, match="65535 loop iterations"):
@@ -432,7 +432,7 @@ def test_many_items_by_each_algorithm(device: Device, rng: np.random.Generator, 
 def test_many_keys_for_many_rows_are_right_or_refused(device: Device, rng: np.random.Generator, kv_len: int) -> None:
     inputs = arrays(rng, 1, (1, 1), 65, kv_len, 4)
     if kv_len == 100000 and "llvmpipe" in device.info.name:
-        with pytest.raises(vkattn.errors.NoKernelError, match="kv_len 100000 takes .* llvmpipe ends loops"):
+        with pytest.raises(vkattn.errors.NoKernelError, match=r"kv_len 100000 takes .* llvmpipe ends loops"):
             vkattn.attention(*inputs, device=device)
     else:
         check(device, inputs)
