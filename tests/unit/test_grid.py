@@ -30,9 +30,9 @@ def test_items_that_fit() -> None:
 
 
 def test_a_fused_chunk_stays_within_the_limit() -> None:
-    problem = dataclasses.replace(PROBLEM, max_kv_len=4096)
-    cut = fused.cut(problem, 8192, 4096, {}, LLVMPIPE)
-    per_item = fused.item_iterations(problem, 4096, fused.variants(problem, LLVMPIPE)[0])
+    problem = dataclasses.replace(PROBLEM, max_kv_len=1024)
+    cut = fused.cut(problem, 8192, 1024, {}, LLVMPIPE)
+    per_item = fused.item_iterations(problem, 1024, fused.variants(problem, LLVMPIPE)[0])
     items = cut.words["tiles_per_chunk"] * 2  # two chunks of 64 elements at most
     assert -(-items // num_groups(LLVMPIPE)) * per_item <= LLVMPIPE_ITERATIONS
     assert cut.num_chunks > 1
