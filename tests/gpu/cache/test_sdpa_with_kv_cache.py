@@ -36,8 +36,7 @@ def test_prefill_and_decode(device: Device, rng: np.random.Generator, dtype: str
 
 
 @pytest.mark.parametrize(("dtype", "query_dtype", "new_dtype"), [
-    ("float16", "float32", "float32"), ("float16", "float32", ""), ("float16", "", "float32"),
-    ("bfloat16", "float32", "float32"), ("bfloat16", "", "float32")])
+    ("float16", "float32", "float32"), ("float16", "", "float32"), ("bfloat16", "float32", "")])
 def test_float32_beside_a_half_cache(device: Device, rng: np.random.Generator, dtype: str, query_dtype: str,
                                      new_dtype: str) -> None:
     made = session(device, rng, dtype=dtype, head_dim=9, value_dim=5)
@@ -47,8 +46,7 @@ def test_float32_beside_a_half_cache(device: Device, rng: np.random.Generator, d
 
 
 @pytest.mark.parametrize(("head_dim", "value_dim", "dtype"), [
-    (1, 1, "float32"), (5, 17, "float16"), (17, 5, "float32"), (6, 6, "float16"), (129, 3, "float16"),
-    (80, 96, "float32")])
+    (1, 1, "float32"), (5, 17, "float16"), (129, 3, "float16"), (80, 96, "float32")])
 def test_odd_sizes(device: Device, rng: np.random.Generator, head_dim: int, value_dim: int, dtype: str) -> None:
     made = session(device, rng, head_dim=head_dim, value_dim=value_dim, dtype=dtype)
     for start, tokens in ((0, LONG), (LONG, SHORT), (3, LONG)):
@@ -64,8 +62,8 @@ def test_each_batch_entry_has_its_own_position(device: Device, rng: np.random.Ge
 
 #: A size of 0 stands for as many rows as there are queries.
 MASKS: list[tuple[str, tuple[int, ...]]] = [
-    ("bool", (40,)), ("bool", (2, 1, 0, 40)), ("bool", (6, 1, 1)), ("float32", ()), ("float32", (0, 1)),
-    ("float32", (6, 0, 40)), ("float32", (2, 6, 0, 40)), ("float16", (0, 40)),
+    ("bool", (40,)), ("bool", (2, 1, 0, 40)), ("bool", (6, 1, 1)), ("float32", (0, 1)), ("float32", (6, 0, 40)),
+    ("float16", (0, 40)),
 ]
 
 
@@ -97,12 +95,10 @@ def test_a_mask_of_one_row_serves_decode(device: Device, rng: np.random.Generato
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "no causal": {"causal": None},
-    "window": {"window": (3, None)},
-    "window both ways": {"window": (2, 2), "causal": None},
-    "softcap": {"softcap": 2.5},
-    "sinks": {"sinks": [0.5, -1.0, 3.0, 0.0, 1.0, -20.0]},
-    "alibi without causal": {"alibi_slopes": [0.5, 0.25, 0.125, 1.0, 0.0, 2.0], "causal": None},
-    "negative scale": {"scale": -0.5},
+    "window": {"window": (3, None), "scale": -0.5},
+    "window both ways": {"window": (2, 2), "causal": None, "softcap": 2.5},
+    "alibi": {"alibi_slopes": [0.5, 0.25, 0.125, 1.0, 0.0, 2.0], "causal": None,
+              "sinks": [0.5, -1.0, 3.0, 0.0, 1.0, -20.0]},
     "all": {"window": (9, None), "softcap": 7.0, "sinks": np.arange(6.0), "alibi_slopes": np.full(6, 0.1),
             "scale": 0.2, "mask": np.arange(40) % 5 != 2},
 }

@@ -46,8 +46,8 @@ def test_large_scores(device: Device, rng: np.random.Generator) -> None:
         made.step(made.arrays(rng, tokens, size=0.01), start)
 
 
-@pytest.mark.parametrize("options", [{"softcap": 5.0}, {"window": (4, None)}, {"scale": 0.1},
-                                     {"alibi_slopes": np.linspace(0, 1, 4)}], ids=lambda options: next(iter(options)))
+@pytest.mark.parametrize("options", [{"softcap": 5.0, "window": (4, None)},
+                                     {"scale": -0.1, "alibi_slopes": np.linspace(0, 1, 4)}], ids=list)
 def test_options_of_scores(device: Device, rng: np.random.Generator, options: dict[str, Any]) -> None:
     made = Decoder(device, (4, 2, 8), 80, 8, form="passes", options=options)
     for start, tokens in ((0, 8), (8, 8), (16, 1), (10, 3)):
