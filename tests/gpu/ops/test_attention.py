@@ -43,6 +43,8 @@ def test_grid_of_shapes(device: Device, rng: np.random.Generator, head_dim: int,
                         dtype: Any) -> None:
     for q_len in Q_LENS:
         for kv_len in KV_LENS:
+            if "SwiftShader" in device.info.name and q_len * kv_len > 100000 and heads != (9, 3):
+                continue  # the largest size there with one head ratio only: ten times slower than lavapipe
             causal = (None, "top_left", "bottom_right")[(q_len + kv_len) % 3]
             check(device, arrays(rng, 1, heads, q_len, kv_len, head_dim, dtype=dtype), causal=causal)
 
