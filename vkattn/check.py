@@ -24,6 +24,7 @@ from .errors import DeviceError, VkattnError
 from .graph.hazards import segments
 from .graph.node import Binding, Dispatch
 from .kernels.manifest import load_manifest, variant
+from .kernels.params import COUNT_IS_PUSHED
 from .kernels.support import device_reasons
 from .ops.attention import attention
 from .runtime.device import Device
@@ -122,7 +123,7 @@ def check_words(device: Device, results: dict[str, Result]) -> None:
             Dispatch(variant("fill"), (Binding(near),), {"offset": offset, "count": count, "value": 0xABCDEF01},
                      groups),
             Dispatch(variant("copy"), (Binding(far), Binding(near), Binding(far)),
-                     {"count_index": 0xFFFFFFFF, "count": 2999, "src_offset": 1, "dst_offset": 0}, groups),
+                     {"count_index": COUNT_IS_PUSHED, "count": 2999, "src_offset": 1, "dst_offset": 0}, groups),
         ]
         expected = np.full(3000, 7, np.uint32)
         expected[offset : offset + count] = 0xABCDEF01

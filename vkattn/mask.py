@@ -69,7 +69,7 @@ def _window_bound(bound: Any, window: Any) -> int | None:
     """Return one bound of a window, at most MAX_WINDOW."""
     if bound is None:
         return None
-    count = _integer(bound)
+    count = as_integer(bound)
     if count is None or count < 0:
         raise OptionError(
             f"`window` is {window!r}; each bound must be None (no limit) or an integer that is not negative. "
@@ -159,7 +159,7 @@ def visible(
     return seen
 
 
-def _integer(value: Any) -> int | None:
+def as_integer(value: Any) -> int | None:
     """Return ``value`` as an int, or None if it is not an integer (a bool is not)."""
     if isinstance(value, (bool, np.bool_)):
         return None

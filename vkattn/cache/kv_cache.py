@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ from ..dtypes import FLOAT_DTYPES, dtype_name
 from ..errors import CapacityError, ClosedError, DTypeError, NoKernelError, OptionError, ShapeError
 from ..layout import packed_words
 from ..lru import BoundedPlans
+from ..mask import as_integer
 from ..runtime.device import PLANS_HEAP_FRACTION, Device, resolve_device
 from . import move
 from .append import AppendPlan
@@ -107,7 +107,7 @@ class KVCache:
 
     def check_layer(self, layer: Any) -> int:
         """Return ``layer`` as an int, or raise OptionError if there is no such layer."""
-        index = _integer(layer)
+        index = as_integer(layer)
         if index is None or not 0 <= index < self.num_layers:
             raise OptionError(f"`layer` is {layer!r}; this cache has layers 0 .. {self.num_layers - 1}.")
         return index
@@ -280,17 +280,8 @@ class CacheLayer:
         return self.cache.read(self.index)
 
 
-def _integer(value: Any) -> int | None:
-    if isinstance(value, (bool, np.bool_)):
-        return None
-    try:
-        return operator.index(value)
-    except TypeError:
-        return None
-
-
 def _positive(value: Any, argument: str) -> int:
-    number = _integer(value)
+    number = as_integer(value)
     if number is None or number < 1:
         raise OptionError(f"`{argument}` is {value!r}; it must be an integer of at least 1.")
     return number

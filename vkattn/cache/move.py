@@ -10,6 +10,7 @@ from ..graph.hazards import segments
 from ..graph.node import Binding, Dispatch
 from ..kernels import params
 from ..kernels.manifest import variant
+from ..kernels.params import COUNT_IS_PUSHED
 from ..layout import QUAD_WORDS, packed_words, row_quads, unpack
 from ..runtime.buffer import Buffer
 from ..runtime.device import Device
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from .kv_cache import KVCache
 
 GROUPS = 64
-COUNT_IS_PUSHED = 0xFFFFFFFF
 
 
 def reorder(device: Device, storage: CacheStorage, num_layers: int, batch: int, index: list[int]) -> None:

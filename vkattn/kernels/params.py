@@ -70,6 +70,9 @@ FLAG_ALIBI = 4
 FLAG_SINKS = 8
 FLAG_LSE = 16
 
+#: Push constant `count_index` of the copy kernel: the number of words is pushed, it is not a params word.
+COUNT_IS_PUSHED = 0xFFFFFFFF
+
 #: A window bound that no position reaches, yet safe to add to any position.
 WINDOW_OFF = 1 << 30
 

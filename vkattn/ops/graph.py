@@ -15,6 +15,7 @@ from ..graph.node import Binding, Dispatch
 from ..graph.steps import Base, Resource, Step
 from ..graph.values import Dim, Position, Size, Value, live
 from ..kernels.manifest import variant
+from ..kernels.params import COUNT_IS_PUSHED
 from ..kernels.three_pass import CHUNKS_PER_SUBMISSION
 from ..mask import MAX_POSITION
 from ..runtime.buffer import Buffer
@@ -27,10 +28,6 @@ from .spec import Block, DimsBlock
 from .timings import Span, Timings
 
 HOST_POOLS = ("input", "output")
-
-#: Push constant of the copy kernel: the number of words is pushed, not a params word.
-COUNT_IS_PUSHED = 0xFFFFFFFF
-
 
 class Append(NamedTuple):
     """An append to a cache: its name in the graph, where row 0 goes, rows, the layer, and the group of buffers."""
@@ -229,7 +226,7 @@ class Graph:
             buffer, start, _ = self._spots[self._resources[value].key]
             staging = self.device.buffer(self._resources[value].words, "host", f"upload of {value.producer}")
             count = write_input(staging.words, array, value.dtype)
-            push = {"count_index": 0xFFFFFFFF, "count": count, "src_offset": 0, "dst_offset": start}
+            push = {"count_index": COUNT_IS_PUSHED, "count": count, "src_offset": 0, "dst_offset": start}
             bindings = (Binding(staging), Binding(staging), Binding(buffer))
             recording = self.device.recording([[Dispatch(variant("copy"), bindings, push, 64)]])
             recording.run()

@@ -25,9 +25,6 @@ from ..runtime.device import Device
 from ..validate import Call
 from .inputs import header, mask_words, write_mask
 
-#: Push constant of the copy kernel: the number of words is `count`, not a params word.
-NO_INDEX = 0xFFFFFFFF
-
 #: Kernels index the elements of a bool mask in 32 bits.
 MAX_MASK_BITS = 1 << 32
 

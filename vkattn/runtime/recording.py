@@ -18,6 +18,7 @@ from ..errors import ClosedError, DeviceError
 from ..graph.hazards import split_at_regions
 from ..graph.node import Binding, Dispatch
 from ..kernels.manifest import variant
+from ..kernels.params import COUNT_IS_PUSHED
 from .pipeline import Pipelines
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class Recording:
         copy = variant("copy")
         canary = Binding(self._canary)
         self._last = Dispatch(copy, (canary, canary, canary), {
-            "count_index": 0xFFFFFFFF, "count": 1, "src_offset": 0, "dst_offset": 1})
+            "count_index": COUNT_IS_PUSHED, "count": 1, "src_offset": 0, "dst_offset": 1})
         self._sequences: list[Any] = []
         try:
             for group in self._grouped():
