@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from ..caps.model import DeviceInfo
-from ..dtypes import AXIS
+from ..formats import is_plain, variant_axes
 from ..layout import row_quads
 from ..problem import Problem
 from .grid import items_that_fit
@@ -56,8 +56,10 @@ class Shape:
 
 def shape(problem: Problem, info: DeviceInfo) -> Shape:
     """Return the variant to use: with subgroup shuffles if the device has them and the rows fit, else without."""
-    query, key = AXIS[problem.query_dtype], AXIS[problem.key_dtype]
+    query, key = variant_axes(problem.query_dtype, problem.key_dtype, problem.value_dtype)
     base = Shape(variant(f"attn_split_{query}_{key}"), BASE_ROWS)
+    if not is_plain(problem.key_dtype, problem.value_dtype):
+        return base
     if info.device_type in PLAIN_DEVICE_TYPES or "subgroup" not in allowed_tiers():
         return base
     quads = max(row_quads(problem.head_dim, problem.key_dtype), row_quads(problem.value_dim, problem.value_dtype))

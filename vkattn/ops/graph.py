@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import ClosedError, OptionError, PlanError
+from ..formats import check_range
 from ..graph.hazards import segments
 from ..graph.memory import Need, Spot, arena_words, padded, place
 from ..graph.node import Binding, Dispatch
@@ -51,6 +52,7 @@ class Plan:
     dims: dict[str, Dim] = field(default_factory=dict)
     caches: dict[str, Any] = field(default_factory=dict)
     own_caches: list[Any] = field(default_factory=list)
+    quantised_inputs: dict[str, set[str]] = field(default_factory=dict)  # inputs that are appended to quantised caches
     cache_places: dict[Any, tuple[Buffer, int]] = field(default_factory=dict)
     #: By node.
     appends: dict[str, Append] = field(default_factory=dict)
@@ -261,6 +263,9 @@ class Graph:
         self.device.check()
         arrays, dims = self._bind(inputs, dims_and_positions)
         scalars = self._scalars(dims_and_positions)
+        for name, dtypes in self._plan.quantised_inputs.items():
+            for dtype in dtypes:
+                check_range(name, arrays[name], dtype)
         with self.device.lock:
             notes = self._check_appends(dims, scalars)
             for index, (name, array) in enumerate(arrays.items()):
