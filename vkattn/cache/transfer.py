@@ -46,6 +46,9 @@ def load_layer(kind: type[KVCache], pairs: tuple[tuple[Any, Any, Any], ...], dty
     try:
         parts = [checked_rows(name, *pair, dtype) for name, pair, dtype in zip(("key", "value"), pairs, dtypes,
                                                                              strict=True)]
+        for name, rows in zip(("key", "value"), parts, strict=True):
+            if rows.scale is not None:
+                check_scales(f"{name}_scale", rows.scale)
         with cache.device.lock:
             for which, (rows, dtype) in enumerate(zip(parts, dtypes, strict=True)):
                 move.write_layer(cache, 0, which, _image(cache, rows, which, dtype))
@@ -91,13 +94,17 @@ def checked_rows(name: str, codes: Any, scale: Any, zero_point: Any, dtype: str)
     is_row = dtype == "int8"
     shape = lead if is_row else (*lead, num_blocks(given.shape[-1]))
     scales = _numbers(f"{name}_scale", scale, "float32" if is_row else "float16", shape, is_row)
-    if not np.isfinite(scales).all():
-        raise OptionError(f"`{name}_scale` holds a value that is not finite.")
     if not is_row:
         if zero_point is not None:
             raise OptionError(f"`{name}_zero_point` must be None: {dtype} is symmetric.")
         return QuantisedRows(given, scales)
     return QuantisedRows(given, scales, _numbers(f"{name}_zero_point", zero_point, "int8", shape, is_row))
+
+
+def check_scales(argument: str, scales: np.ndarray) -> None:
+    """Raise OptionError unless all scales are finite."""
+    if not np.isfinite(scales).all():
+        raise OptionError(f"`{argument}` holds NaN or infinity in a row that is live.")
 
 
 def _numbers(argument: str, values: Any, dtype: str, shape: tuple[int, ...], may_end_in_one: bool) -> np.ndarray:
