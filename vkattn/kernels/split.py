@@ -32,6 +32,9 @@ MAX_SPLITS = 128
 MAX_DIM = 256
 BASE_ROWS = 4
 
+#: Elements of a quantised row that an invocation of shaders/attn_split_quant_subgroup.comp holds.
+UNIT = 16
+
 #: Devices whose subgroups only stand for vector lanes: shuffles among them cost more than the loads that they save.
 PLAIN_DEVICE_TYPES: tuple[str, ...] = ("cpu",)
 
@@ -52,16 +55,17 @@ class Shape:
 
     kernel: Variant
     rows: int
+    spec: tuple[int, ...] = ()
 
 
 def shape(problem: Problem, info: DeviceInfo) -> Shape:
     """Return the variant to use: with subgroup shuffles if the device has them and the rows fit, else without."""
     query, key = variant_axes(problem.query_dtype, problem.key_dtype, problem.value_dtype)
     base = Shape(variant(f"attn_split_{query}_{key}"), BASE_ROWS)
-    if not is_plain(problem.key_dtype, problem.value_dtype):
-        return base
     if info.device_type in PLAIN_DEVICE_TYPES or "subgroup" not in allowed_tiers():
         return base
+    if not is_plain(problem.key_dtype, problem.value_dtype):
+        return _quantised_shape(problem, info, key) or base
     quads = max(row_quads(problem.head_dim, problem.key_dtype), row_quads(problem.value_dim, problem.value_dtype))
     lanes = min(16, max(4, 1 << (quads - 1).bit_length()), info.subgroup_size)
     held = 1 << (-(-quads // lanes) - 1).bit_length()
@@ -70,6 +74,19 @@ def shape(problem: Problem, info: DeviceInfo) -> Shape:
     if name not in load_manifest() or device_reasons(variant(name), info):
         return base
     return Shape(variant(name), rows)
+
+
+def _quantised_shape(problem: Problem, info: DeviceInfo, key: str) -> Shape | None:
+    """Return the variant with subgroup shuffles for quantised keys and values of one format, or None.
+
+    Mixed formats go without: their loads differ at run time, so none could be on the way before the first is used.
+    """
+    units = -(-max(problem.head_dim, problem.value_dim) // UNIT)
+    lanes = max(4, 1 << (units - 1).bit_length())
+    name = f"attn_split_quant_subgroup_{key}_l{lanes}"
+    if name not in load_manifest() or lanes > info.subgroup_size or device_reasons(variant(name), info):
+        return None
+    return Shape(variant(name), BASE_ROWS, (min(BASE_ROWS, problem.max_q_len * problem.group_size),))
 
 
 def variants(problem: Problem, info: DeviceInfo) -> tuple[Variant, ...]:
@@ -105,7 +122,7 @@ def split_iterations(problem: Problem) -> int:
 def passes(problem: Problem, info: DeviceInfo) -> tuple[Pass, ...]:
     """Return the one pass."""
     chosen = shape(problem, info)
-    return (Pass(chosen.kernel, ("query", "key", "value", "mask", "parts", "tickets", "out", "lse")),)
+    return (Pass(chosen.kernel, ("query", "key", "value", "mask", "parts", "tickets", "out", "lse"), chosen.spec),)
 
 
 def num_items(problem: Problem, rows: int, q_len: int) -> int:
