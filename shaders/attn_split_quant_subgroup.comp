@@ -197,13 +197,12 @@ void raise_maxima(float s[IN_FLIGHT * ROWS], inout State state, inout vec4 acc[R
 
 void attend(RowTile tile, uint begin, uint end, inout State state, inout vec4 acc[ROWS * VECS]) {
     vec4 q[ROWS * VECS];
-    ScoreRow rows[ROWS];
     ScoreRule rule = score_rule();
     bool plain = true;
     [[unroll]] for (uint r = 0u; r < ROWS; ++r) {
         uint row = tile.first + r;
-        rows[r] = score_row(tile, r < USED_ROWS ? row : tile.rows);
-        if (r < USED_ROWS && row < tile.rows) plain = plain && is_plain(rule, rows[r], begin, end - 1u);
+        if (r < USED_ROWS && row < tile.rows)
+            plain = plain && is_plain(rule, score_row(tile, row), begin, end - 1u);
         [[unroll]] for (uint i = 0u; i < VECS; ++i) {
             uint d = lane() * VECS + i;
             q[r * VECS + i] = vec4(0.0);  // rows that do not exist have queries of 0
@@ -253,7 +252,8 @@ void attend(RowTile tile, uint begin, uint end, inout State state, inout vec4 ac
 #if defined(KEY_INT8)
             s[r] *= uintBitsToFloat(k.scales[0]);
 #endif
-            if (j < end) x = plain ? s[r] * rule.scale : masked_score(s[r], rule, rows[r], j);
+            if (j < end)
+                x = plain ? s[r] * rule.scale : masked_score(s[r], rule, score_row(tile, tile.first + r), j);
             s[r] = x;
             rises = rises || x > state.row_max[r];
         }

@@ -158,7 +158,7 @@ def unpack_codes(words: np.ndarray, dim: int, dtype: str) -> np.ndarray:
     stored = np.ascontiguousarray(words).view(np.uint8)
     if dtype == "q4_0":
         by_word = stored.reshape(*words.shape, 1, 4)
-        stored = np.concatenate([by_word & 15, by_word >> 4], axis=-2).reshape(*words.shape[:-1], -1)
+        stored = np.concatenate([by_word & 15, by_word >> 4], axis=-2).reshape(*words.shape[:-1], 8 * words.shape[-1])
     return (stored[..., :dim].astype(np.int16) - _BIAS[dtype]).astype(np.int8)
 
 

@@ -84,8 +84,8 @@ def _quantize_row(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]
     use_low = (np.float32(-128) + from_low) + (np.float32(127) + from_high) > 0
     zero_point = np.rint(np.clip(np.where(use_low, -128 - from_low, 127 - from_high), -128, 127))
     codes = np.clip(np.rint(rows / scale[..., None] + zero_point[..., None]), -128, 127)
-    codes[broken], zero_point[broken], scale[broken] = 0, 0, np.nan
-    return codes.astype(np.int8), scale, zero_point.astype(np.int8)
+    return (np.where(broken[..., None], 0, codes).astype(np.int8),
+            np.where(broken, np.float32(np.nan), scale), np.where(broken, 0, zero_point).astype(np.int8))
 
 
 def dequantize(codes: Any, scale: Any, zero_point: Any = None) -> np.ndarray:
