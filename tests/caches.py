@@ -34,7 +34,7 @@ def new_rows(rng: np.random.Generator, cache: KVCache, tokens: int, dtype: str =
 
 
 def stored(rows: np.ndarray, dtype: str) -> np.ndarray:
-    """Return what a cache of this dtype holds of rows: rounded, or quantised and dequantised by the oracle (float64)."""
+    """Return what a cache of this dtype holds of rows: rounded, or quantised and back by the oracle (float64)."""
     if dtype in QUANTISED:
         return oracle.dequantize(*oracle.quantize(rows, dtype))
     return rows.astype(numpy_dtype(dtype))

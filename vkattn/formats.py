@@ -149,7 +149,7 @@ def pack_codes(rows: QuantisedRows, dtype: str) -> np.ndarray:
     stored[..., dim:] = zero + _BIAS[dtype]
     if dtype == "q4_0":
         halves = stored.reshape(*rows.shape[:-1], words, 2, 4)
-        stored = halves[..., 0, :] | halves[..., 1, :] << 4
+        stored = halves[..., 0, :] | halves[..., 1, :] << np.uint8(4)
     return np.ascontiguousarray(stored).reshape(*rows.shape[:-1], 4 * words).view(np.uint32)
 
 
@@ -195,6 +195,7 @@ def dequantised(rows: QuantisedRows, dtype: str) -> np.ndarray:
     if dtype == "int8":
         assert rows.zero_point is not None
         codes = rows.codes.astype(np.float32) - rows.zero_point.astype(np.float32)[..., None]
-        return codes * rows.scale[..., None]
+        result: np.ndarray = codes * rows.scale[..., None]
+        return result
     scale = np.repeat(rows.scale.astype(np.float32), BLOCK, axis=-1)[..., : rows.shape[-1]]
     return rows.codes.astype(np.float32) * scale

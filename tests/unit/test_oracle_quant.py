@@ -1,4 +1,4 @@
-"""The oracle's quantisers: hand-worked rows, upstream's own operators, bounds of the error, rows that are not finite."""
+"""The oracle's quantisers: hand-worked rows, upstream's own operators, bounds of the error, rows not finite."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vkattn.errors import OptionError, ShapeError
 
 
 def test_a_row_by_hand() -> None:
-    """lo -1, hi 1.55: scale 0.01; -1 has the code -128, so 0 has -28 and 1.55 has 127."""
+    """Lo -1, hi 1.55: scale 0.01; -1 has the code -128, so 0 has -28 and 1.55 has 127."""
     codes, scale, zero_point = oracle.quantize(np.array([-1.0, 0.0, 0.254, 1.55]), "int8")
     np.testing.assert_allclose(scale, 0.01, rtol=1e-6)
     assert codes.tolist() == [-128, -28, -3, 127]
@@ -49,7 +49,7 @@ def test_the_error_of_an_element_is_half_a_step(rng: np.random.Generator, dtype:
     codes, scale, zero_point = oracle.quantize(rows, dtype)
     error = np.abs(oracle.dequantize(codes, scale, zero_point) - rows.astype(np.float32))
     if dtype == "int8":
-        step = scale.astype(np.float64)[:, None] * 2  # the zero point is rounded too: an end may be off by half a step more
+        step = scale.astype(np.float64)[:, None] * 2  # the zero point is rounded too: half a step more at one end
     else:
         step = np.repeat(np.abs(scale.astype(np.float64)), 32, axis=1)[:, :77]
         step *= 1.2 if dtype == "q8_0" else 2.01  # a scale's rounding counts 127 times; q4_0 has no code for +8
@@ -59,8 +59,8 @@ def test_the_error_of_an_element_is_half_a_step(rng: np.random.Generator, dtype:
 
 def test_int8_is_upstreams(rng: np.random.Generator) -> None:
     """PyTorch's operators, which ExecuTorch's cache calls: they divide in float64, so a code may differ at a tie."""
-    torch = pytest.importorskip("torch")
-    import torch.ao.quantization.fx._decomposed  # noqa: F401 - registers the operators
+    import torch
+    import torch.ao.quantization.fx._decomposed
 
     rows = (10.0 ** rng.uniform(-5, 4, (2000, 1)) * rng.standard_normal((2000, 77))).astype(np.float32)
     rows[0], rows[1], rows[2], rows[3, 5] = 0, 4.5, -1e-3, 1e6

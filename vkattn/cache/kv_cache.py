@@ -16,9 +16,9 @@ from ..runtime.device import PLANS_HEAP_FRACTION, Device, resolve_device
 from ..validate import check_mixture
 from . import move
 from .append import AppendPlan
-from .layer import CacheLayer
-from .transfer import load_layer, raw_layer
+from .layer import CacheLayer as CacheLayer
 from .storage import CacheStorage
+from .transfer import load_layer, raw_layer
 
 
 class KVCache:

@@ -172,7 +172,8 @@ class AttentionNodes(CacheNodes):
                                  "many.")
             base = append or AttentionSpec(
                 store.batch, heads, store.num_kv_heads, q_len, store.capacity, store.head_dim, store.value_dim,
-                query.dtype, store.dtype, layout, value_dtype=store.value_dtype, storage=store.storage, position=key.position, new_len=key.new_len,
+                query.dtype, store.dtype, layout, value_dtype=store.value_dtype, storage=store.storage,
+                position=key.position, new_len=key.new_len,
                 run_layer=key.layer if isinstance(key.layer, Position) else None)
             if value is None:
                 changes["value_dim"] = 0

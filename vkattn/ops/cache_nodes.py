@@ -92,7 +92,8 @@ class CacheNodes(Declarations):
         spec = AttentionSpec(
             store.batch, store.num_kv_heads, store.num_kv_heads, tokens, store.capacity, store.head_dim,
             store.value_dim, "float32", store.dtype, layout, storage=store.storage, position=position, new_len=tokens,
-            new_dtype=dtype, new_layout=layout, value_dtype=store.value_dtype, run_layer=layer if isinstance(layer, Position) else None)
+            new_dtype=dtype, new_layout=layout, value_dtype=store.value_dtype,
+            run_layer=layer if isinstance(layer, Position) else None)
         return spec, view
 
     def _append(self, node: str, spec: AttentionSpec, view: CacheValue, key: Value, value: Value) -> None:

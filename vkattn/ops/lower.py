@@ -95,8 +95,9 @@ def attend(node: str, spec: AttentionSpec, tensors: Mapping[str, Resource], info
 def weights_step(node: str, spec: AttentionSpec, tensors: Tensors, info: DeviceInfo, chunk: int = 0) -> Step:
     """Return pass 1."""
     kernel, _, _ = variants(spec.problem)
-    bases = (Base("query_base", 1, words_per_vec(spec.query_dtype)), Base("key_base", 2, unit_words("key", spec.problem)),
-             Base("mask_base", 3, 1), Base("scores_base", 4, VEC4_WORDS))
+    bases = (Base("query_base", 1, words_per_vec(spec.query_dtype)),
+             Base("key_base", 2, unit_words("key", spec.problem)), Base("mask_base", 3, 1),
+             Base("scores_base", 4, VEC4_WORDS))
     resources = (tensors.params, tensors.query, tensors.key, tensors.mask, tensors.scores)
     return Step(node, kernel, resources, bases, spec, {"chunk": chunk}, num_groups(info), chunk)
 

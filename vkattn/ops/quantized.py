@@ -1,4 +1,4 @@
-"""`quantized_attention`: query, key and value are int8 with scales and zero points. ExecuTorch's custom_quantized_sdpa."""
+"""`quantized_attention`: int8 query, key and value with scales and zero points. ExecuTorch's custom_quantized_sdpa."""
 
 from __future__ import annotations
 

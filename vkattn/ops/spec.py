@@ -81,8 +81,8 @@ class AttentionSpec:
     def problem(self) -> Problem:
         """The problem at capacity."""
         return Problem(self.batch_size, self.num_heads, self.num_kv_heads, capacity(self.q_len), capacity(self.kv_len),
-                       self.head_dim, self.value_dim, self.query_dtype, self.key_dtype, self.stored_value_dtype, self.layout,
-                       {None: None, "bool": "bool"}.get(self.mask_dtype, "float32"))
+                       self.head_dim, self.value_dim, self.query_dtype, self.key_dtype, self.stored_value_dtype,
+                       self.layout, {None: None, "bool": "bool"}.get(self.mask_dtype, "float32"))
 
     @property
     def flags(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -82,7 +83,7 @@ def test_two_updates_are_one_bit_for_bit(device: Device, rng: np.random.Generato
     for cuts in ((0, 7), (0, 3, 4, 7)):
         cache = KVCache(2, 3, 9, 17, value_dim=70, dtype=dtype, device=device)
         poison(cache)
-        for start, stop in zip(cuts, cuts[1:], strict=False):
+        for start, stop in itertools.pairwise(cuts):
             cache.update(key[:, start:stop], value[:, start:stop], start)
         words.append(raw_words(cache))
         cache.close()
@@ -110,7 +111,8 @@ def test_only_the_new_rows_are_written(device: Device, rng: np.random.Generator,
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
-def test_appends_truncations_reorders_and_reads(device: Device, rng: np.random.Generator, pair: tuple[str, str]) -> None:
+def test_appends_truncations_reorders_and_reads(device: Device, rng: np.random.Generator,
+                                                pair: tuple[str, str]) -> None:
     cache = KVCache(3, 2, 12, 17, value_dim=40, num_layers=2, dtype=pair[0], value_dtype=pair[1], device=device)
     model = Model(cache)
     poison(cache)
