@@ -22,9 +22,9 @@
 #extension GL_KHR_shader_subgroup_shuffle : require
 #extension GL_KHR_shader_subgroup_vote : require
 
-#define THREADS 128u
-layout(local_size_x = 128) in;
-layout(constant_id = 0) const uint USED_ROWS = 4u;  // of ROWS: what is not used costs no register
+layout(local_size_x = 128, local_size_x_id = 0) in;
+layout(constant_id = 0) const uint THREADS = 128u;
+layout(constant_id = 1) const uint USED_ROWS = 4u;  // of ROWS: what is not used costs no register
 layout(push_constant) uniform Push {
     uint params_base;
     uint query_base;
@@ -38,6 +38,9 @@ layout(push_constant) uniform Push {
 } push;
 
 #define QUERY_ANY
+#ifndef UNIT_VECS
+#define UNIT_VECS 4
+#endif
 #include "query_out.glsl"
 #include "code_units.glsl"
 #if defined(LANES_L4)
@@ -48,8 +51,10 @@ layout(push_constant) uniform Push {
 #define LANES 16
 #endif
 #define ROWS 4
-#define VECS 4  // of an invocation: a unit
+#define VECS UNIT_VECS
+#ifndef IN_FLIGHT
 #define IN_FLIGHT 4
+#endif
 #define SHARERS (LANES / IN_FLIGHT)  // neighbours that weigh the same key
 #define BLOCK_ROWS uint(ROWS)
 #define RUN (LANES * VECS)
@@ -68,17 +73,12 @@ layout(set = 0, binding = 8) coherent writeonly buffer Lse { float lse[]; };
 #include "read_query.glsl"
 #include "tiles.glsl"
 #include "score.glsl"
+
+const uint QUAD_UNITS = QUAD_VECS / VECS;
+
+shared vec4 sums[THREADS * VECS];  // one row's acc, or two where half of it suffices: a RUN for each subgroup
+#define WAY_SUMS sums
 #include "split.glsl"
-
-#if defined(KEY_Q4_0)
-const float BIAS = 8.0;
-const uint QUAD_UNITS = 2u;
-#else
-const float BIAS = 128.0;
-const uint QUAD_UNITS = 1u;
-#endif
-
-shared vec4 sums[THREADS * VECS];  // one row's acc: a RUN for each subgroup
 shared vec2 group_state[THREADS / LANES * ROWS];  // (row_max, row_sum) of each subgroup and row
 
 uint lane() { return gl_SubgroupInvocationID % LANES; }
@@ -98,7 +98,7 @@ Source source_of(uint start, uint head_quads, uint batch_quads, uint row_quads, 
     Source source;
     source.units_at = (start + head_quads) * QUAD_UNITS;
     source.row_units = row_quads * QUAD_UNITS;
-    source.live_units = (vecs + 3u) / 4u;
+    source.live_units = (vecs + VECS - 1u) / VECS;
 #if defined(KEY_INT8)
     source.row_scales = 2u;
 #else
@@ -128,7 +128,7 @@ struct Codes {
     [[unroll]] for (uint u = 0u; u < IN_FLIGHT; ++u) {                               \
         codes.scales[u] = 0u;                                                        \
         if (j0 + u < end && lane() < source.live_units)                              \
-            codes.scales[u] = words[source.scales_at + (j0 + u) * source.row_scales + lane() / 4u]; \
+            codes.scales[u] = words[source.scales_at + (j0 + u) * source.row_scales + lane() * VECS / 16u]; \
     }
 #endif
 #define LOAD(units, words)                                                           \
@@ -148,7 +148,7 @@ Codes load_keys(Source source, uint j0, uint end) { LOAD(key, key_scales) }
 Codes load_values(Source source, uint j0, uint end) { LOAD(value, value_scales) }
 
 // The scale of this invocation's own block.
-float block_scale(uint scales) { return unpackHalf2x16(scales)[(lane() / 2u) & 1u]; }
+float block_scale(uint scales) { return unpackHalf2x16(scales)[lane() * VECS / 8u & 1u]; }
 
 // Sum the scores of all keys and rows over the LANES invocations of the group: while there are several keys an exchange
 // leaves an invocation with half of them. Afterwards s[0 .. ROWS) are those of own_key().
@@ -161,19 +161,19 @@ float block_scale(uint scales) { return unpackHalf2x16(scales)[(lane() / 2u) & 1
             float keep = upper ? s[(u + (kept)) * ROWS + r] : s[u * ROWS + r];       \
             s[u * ROWS + r] = keep + subgroupShuffleXor(give, step);                 \
         }
-#define ADD(step)                                                                    \
-    [[unroll]] for (uint r = 0u; r < ROWS; ++r)                                      \
-        if (r < USED_ROWS) s[r] += subgroupShuffleXor(s[r], step);
 
 void sum_over_lanes(inout float s[IN_FLIGHT * ROWS]) {
+#if IN_FLIGHT == 8
+    EXCHANGE(LANES / 2u, 4u)
+    EXCHANGE(LANES / 4u, 2u)
+    EXCHANGE(LANES / 8u, 1u)
+#else
     EXCHANGE(LANES / 2u, 2u)
     EXCHANGE(LANES / 4u, 1u)
-#if LANES >= 8
-    ADD(LANES / 8u)
 #endif
-#if LANES >= 16
-    ADD(LANES / 16u)
-#endif
+    for (uint step = SHARERS / 2u; step > 0u; step /= 2u)
+        [[unroll]] for (uint r = 0u; r < ROWS; ++r)
+            if (r < USED_ROWS) s[r] += subgroupShuffleXor(s[r], step);
 }
 
 // Each row's maximum, the same in the whole subgroup, and the sum of the weights of the keys that this invocation owns.
@@ -311,12 +311,16 @@ void merge_states(State state) {
 // One row's state and acc over the workgroup, as a part or, where there is one split, as the result.
 void finish_row(RowTile tile, uint item, uint split, uint r, float own_max, vec4 acc[VECS]) {
     vec2 whole = vec2(LOWEST, 0.0);
-    for (uint g = 0u; g < gl_NumSubgroups; ++g) whole = merged(whole, group_state[g * ROWS + r]);
+    for (uint g = 0u; g < gl_NumSubgroups; ++g) whole.x = max(whole.x, group_state[g * ROWS + r].x);
+    for (uint g = 0u; g < gl_NumSubgroups; ++g)
+        whole.y = fma(group_state[g * ROWS + r].y, exp(group_state[g * ROWS + r].x - whole.x), whole.y);
     float factor = exp(own_max - whole.x);  // acc is relative to the row_max of this subgroup
+    bool is_double = gl_SubgroupSize >= 2u * LANES;  // then rows take turns with the halves of sums
+    uint base = is_double ? (r & 1u) * (THREADS * VECS / 2u) : 0u;
     [[unroll]] for (uint i = 0u; i < VECS; ++i) {
         vec4 sum = acc[i] * factor * unit_factor(i);
         for (uint step = LANES; step < gl_SubgroupSize; step *= 2u) sum += subgroupShuffleXor(sum, step);
-        if (gl_SubgroupInvocationID < LANES) sums[gl_SubgroupID * RUN + lane() * VECS + i] = sum;
+        if (gl_SubgroupInvocationID < LANES) sums[base + gl_SubgroupID * RUN + lane() * VECS + i] = sum;
     }
     barrier();
     bool is_whole = num_splits() == 1u;
@@ -324,13 +328,13 @@ void finish_row(RowTile tile, uint item, uint split, uint r, float own_max, vec4
     for (uint e = gl_LocalInvocationIndex; e < (is_whole ? out_vecs() : value_vecs()); e += THREADS) {
         vec4 sum = vec4(0.0);
         if (e < value_vecs())
-            for (uint g = 0u; g < gl_NumSubgroups; ++g) sum += sums[g * RUN + e];
+            for (uint g = 0u; g < gl_NumSubgroups; ++g) sum += sums[base + g * RUN + e];
         if (is_whole) write_out(tile, tile.first + r, e, sum, whole);
         else parts[at + 1u + e] = sum;
     }
     if (gl_LocalInvocationIndex == 0u && is_whole) write_lse(tile, tile.first + r, whole);
     else if (gl_LocalInvocationIndex == 0u) parts[at] = vec4(whole, 0.0, 0.0);
-    barrier();
+    if (!is_double) barrier();
 }
 
 void main() {
@@ -359,5 +363,6 @@ void main() {
             }
         }
         if (num_splits() > 1u && is_last(item)) merge_parts(tile, item);
+        barrier();
     }
 }

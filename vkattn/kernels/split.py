@@ -7,6 +7,7 @@ and the last workgroup of a head to finish merges the parts.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -25,7 +26,7 @@ NAME = "split"
 #: Query rows of a KV head, q_len times group_size, beyond which each key would be read more than a few times.
 MAX_ROWS = 64
 
-#: Parts of one head's keys at most: MAX_SPLITS in shaders/include/split.glsl; a test ties them.
+#: Parts of one head's keys at most: one workgroup merges them.
 MAX_SPLITS = 128
 
 #: Elements of a key or value row at most, and query rows of an item, in shaders/attn_split.comp; a test ties them.
@@ -38,20 +39,25 @@ UNIT = 16
 #: Devices whose subgroups only stand for vector lanes: shuffles among them cost more than the loads that they save.
 PLAIN_DEVICE_TYPES: tuple[str, ...] = ("cpu",)
 
-#: Workgroups that fill a device, by type.
-TARGET_GROUPS = {"cpu": 8, "integrated": 128, "virtual": 396, "discrete": 396, "other": 128}
+#: Invocations of a workgroup of shaders/attn_split_subgroup.comp by device type, where the device allows them. Fewer,
+#: larger workgroups leave fewer parts to merge.
+FEWEST_THREADS = 128
+THREADS = {"cpu": 128, "integrated": 128, "virtual": 256, "discrete": 256, "other": 128}
+
+#: Workgroups that fill a device, by type (264 of 256 are resident at once on an NVIDIA H200).
+TARGET_GROUPS = {"cpu": 8, "integrated": 128, "virtual": 264, "discrete": 264, "other": 128}
 
 #: Keys of a split at most, so that rounding stays far below the tolerance: each lane group adds a few hundred terms.
 MAX_KEYS_PER_SPLIT = 8192
 
 #: Splits of one head grow with the root of its keys: merging them costs time too (measured on an NVIDIA H200 with 8 KV
-#: heads: 16, 49 and 49 were best for 4096, 32768 and 131072 keys, where 396 workgroups are resident at once).
+#: heads: 16 of 16 and 33 were best for 4096 keys, 33 for 16384 and more, where 264 workgroups are resident at once).
 ROOT_DIVISOR = 4.0
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The variant for a problem on a device, and the query rows of an item."""
+    """The variant for a problem on a device, the query rows of an item, and the values of specialization constants."""
 
     kernel: Variant
     rows: int
@@ -60,9 +66,14 @@ class Shape:
 
 def shape(problem: Problem, info: DeviceInfo) -> Shape:
     """Return the variant to use: with subgroup shuffles if the device has them and the rows fit, else without."""
+    return _shape(problem, info, allowed_tiers(), PLAIN_DEVICE_TYPES)
+
+
+@functools.lru_cache(maxsize=256)  # asked for in every run of a graph
+def _shape(problem: Problem, info: DeviceInfo, tiers: frozenset[str], plain_device_types: tuple[str, ...]) -> Shape:
     query, key = variant_axes(problem.query_dtype, problem.key_dtype, problem.value_dtype)
     base = Shape(variant(f"attn_split_{query}_{key}"), BASE_ROWS)
-    if info.device_type in PLAIN_DEVICE_TYPES or "subgroup" not in allowed_tiers():
+    if info.device_type in plain_device_types or "subgroup" not in tiers:
         return base
     if not is_plain(problem.key_dtype, problem.value_dtype):
         return _quantised_shape(problem, info, key) or base
@@ -73,7 +84,17 @@ def shape(problem: Problem, info: DeviceInfo) -> Shape:
     name = f"attn_split_subgroup_{query}_{key}_r{rows}_l{lanes}_q{held}"
     if name not in load_manifest() or device_reasons(variant(name), info):
         return base
-    return Shape(variant(name), rows)
+    return Shape(variant(name), rows, (threads(variant(name), info), min(rows, problem.max_q_len * problem.group_size)))
+
+
+def threads(kernel: Variant, info: DeviceInfo) -> int:
+    """Return the size of a workgroup of ``kernel``, whose shared memory grows with it."""
+    wanted = THREADS[info.device_type]
+    while wanted > FEWEST_THREADS and (
+            wanted > min(info.max_workgroup_invocations, info.max_workgroup_size[0])
+            or kernel.shared_bytes * wanted // FEWEST_THREADS > info.max_shared_memory_bytes):
+        wanted //= 2
+    return wanted
 
 
 def _quantised_shape(problem: Problem, info: DeviceInfo, key: str) -> Shape | None:
@@ -86,7 +107,8 @@ def _quantised_shape(problem: Problem, info: DeviceInfo, key: str) -> Shape | No
     name = f"attn_split_quant_subgroup_{key}_l{lanes}"
     if name not in load_manifest() or lanes > info.subgroup_size or device_reasons(variant(name), info):
         return None
-    return Shape(variant(name), BASE_ROWS, (min(BASE_ROWS, problem.max_q_len * problem.group_size),))
+    return Shape(variant(name), BASE_ROWS,
+                 (threads(variant(name), info), min(BASE_ROWS, problem.max_q_len * problem.group_size)))
 
 
 def variants(problem: Problem, info: DeviceInfo) -> tuple[Variant, ...]:
