@@ -49,6 +49,7 @@ uint q_words() { return params[push.params_base + 41u]; }
 uint k_words() { return params[push.params_base + 42u]; }
 uint v_words() { return params[push.params_base + 43u]; }
 uint mask_words() { return params[push.params_base + 44u]; }
+uint formats() { return params[push.params_base + 45u]; }
 
 const uint FLAG_ALIBI = 4u;
 const uint FLAG_LSE = 16u;

@@ -9,7 +9,7 @@ multiply-adds; for them there is a kernel that loads less and shares by subgroup
 from __future__ import annotations
 
 from ..caps.model import DeviceInfo
-from ..dtypes import AXIS
+from ..formats import variant_axes
 from ..problem import Problem
 from .grid import items_that_fit, too_long
 from .manifest import Variant, variant
@@ -33,7 +33,7 @@ SUBGROUP_LANES = 8
 
 def candidates(problem: Problem, info: DeviceInfo) -> list[tuple[Variant, list[str]]]:
     """Return each variant that can compute ``problem``, best first, with the reasons why the device cannot run it."""
-    dtypes = f"{AXIS[problem.query_dtype]}_{AXIS[problem.key_dtype]}"
+    dtypes = "_".join(variant_axes(problem.query_dtype, problem.key_dtype, problem.value_dtype))
     width = "w64" if problem.value_dim <= BLOCK_WIDTH["w64"] else "w128"
     names = [f"attn_fused_{dtypes}_{width}_large", f"attn_fused_{dtypes}_w64_small"]
     if info.device_type == "cpu" and "subgroup" in allowed_tiers():

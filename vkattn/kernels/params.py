@@ -57,6 +57,7 @@ FIELDS: tuple[tuple[str, str], ...] = (
     ("k_words", "u"),
     ("v_words", "u"),
     ("mask_words", "u"),
+    ("formats", "u"),  # where the kernel is not compiled for them: of query (8 bits), key, value, new rows
 )
 
 HEADER_WORDS = 48

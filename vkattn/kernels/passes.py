@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from .. import formats
 from ..layout import words_per_vec
 from ..problem import Problem
 from .manifest import Variant
@@ -37,7 +38,7 @@ def unit_words(tensor: str, problem: Problem) -> int:
     if tensor in ("query", "out"):
         return words_per_vec(problem.query_dtype)
     if tensor in ("key", "value"):
-        return words_per_vec(problem.key_dtype)
+        return formats.unit_words(problem.key_dtype, problem.value_dtype)
     return VEC4_WORDS if tensor in ("scores", "parts") else 1
 
 

@@ -47,6 +47,8 @@ class Plan:
     dims: dict[str, Dim] = field(default_factory=dict)
     caches: dict[str, Any] = field(default_factory=dict)
     own_caches: list[Any] = field(default_factory=list)
+    #: Formats of the quantised caches to which an input is appended as it is given.
+    quantised_inputs: dict[str, set[str]] = field(default_factory=dict)
     cache_places: dict[Any, tuple[Buffer, int]] = field(default_factory=dict)
     #: By node.
     appends: dict[str, Append] = field(default_factory=dict)

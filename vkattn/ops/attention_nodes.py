@@ -172,7 +172,8 @@ class AttentionNodes(CacheNodes):
                                  "many.")
             base = append or AttentionSpec(
                 store.batch, heads, store.num_kv_heads, q_len, store.capacity, store.head_dim, store.value_dim,
-                query.dtype, store.dtype, layout, storage=store.storage, position=key.position, new_len=key.new_len,
+                query.dtype, store.dtype, layout, value_dtype=store.value_dtype, storage=store.storage,
+                position=key.position, new_len=key.new_len,
                 run_layer=key.layer if isinstance(key.layer, Position) else None)
             if value is None:
                 changes["value_dim"] = 0
@@ -193,7 +194,10 @@ class AttentionNodes(CacheNodes):
         if base.num_kv_heads == 0 or heads % base.num_kv_heads:
             raise ShapeError(f"{node}: `query` has {heads} heads; they must be a multiple of the {base.num_kv_heads} "
                              "KV heads.")
-        check_mixture(query.dtype, base.key_dtype, base.key_dtype)
+        if not isinstance(key, CacheValue):
+            check_mixture(query.dtype, base.key_dtype, base.key_dtype)
+        else:
+            key.cache.check_query(query.dtype)
         uses_position = window != (None, None) or alibi_slopes is not None
         if uses_position and causal is None and q_offset is None and not (
                 kv_len is None and q_len == base.kv_len):
