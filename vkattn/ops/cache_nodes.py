@@ -94,10 +94,11 @@ class CacheNodes(Declarations):
             new_dtype=dtype, new_layout=layout, run_layer=layer if isinstance(layer, Position) else None)
         return spec, view
 
-    def _append(self, node: str, spec: AttentionSpec, view: CacheValue, key: Value, value: Value) -> None:
+    def _append(self, node: str, spec: AttentionSpec, view: CacheValue, key: Value, value: Value,
+                mode: str = "") -> None:
         new = (self._resources[key], self._resources[value])
         self._plan.steps.append(append_step(node, spec, new, self._cache_resources(view), self._params,
-                                            self.device.info))
+                                            self.device.info, mode))
 
     def _check_view(self, node: str, view: CacheValue) -> None:
         check_value(view, self, "key", node, CacheValue)
