@@ -142,9 +142,12 @@ def split_iterations(problem: Problem) -> int:
 
 
 def passes(problem: Problem, info: DeviceInfo) -> tuple[Pass, ...]:
-    """Return the one pass."""
+    """Return the one pass; the subgroup form for floats can append the new rows of a cache before it reads them."""
     chosen = shape(problem, info)
-    return (Pass(chosen.kernel, ("query", "key", "value", "mask", "parts", "tickets", "out", "lse"), chosen.spec),)
+    tensors = ("query", "key", "value", "mask", "parts", "tickets", "out", "lse")
+    if chosen.kernel.kernel != "attn_split_subgroup":
+        return (Pass(chosen.kernel, tensors, chosen.spec),)
+    return (Pass(chosen.kernel, (*tensors, "new_key", "new_value"), chosen.spec, appended=frozenset({"key", "value"})),)
 
 
 def num_items(problem: Problem, rows: int, q_len: int) -> int:

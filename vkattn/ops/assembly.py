@@ -207,7 +207,7 @@ class Assembly:
         elif push.get("count_index", COUNT_IS_PUSHED) != COUNT_IS_PUSHED:
             push["count_index"] += self._counts_at
         return Dispatch(step.variant, tuple(bindings), push, step.groups, step.chunk // CHUNKS_PER_SUBMISSION,
-                        step.code, step.node, step.spec)
+                        step.code, step.node, step.spec, step.unwritten)
 
     def _upload_constants(self) -> None:
         for value, array in self._plan.constants.items():

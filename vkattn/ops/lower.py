@@ -87,9 +87,17 @@ def attend(node: str, spec: AttentionSpec, tensors: Mapping[str, Resource], info
                 bases = tuple(Base(one.base(tensor), at, unit_words(tensor, problem))
                               for at, tensor in enumerate(one.tensors, start=1))
                 push = {"chunk": chunk} if "chunk" in one.kernel.push else {}
+                unwritten = frozenset() if spec.appends else one.appended
                 steps.append(Step(node, one.kernel, resources, bases, spec, push, num_groups(info), chunk, mode,
-                                  one.spec))
+                                  one.spec, unwritten=unwritten))
     return steps
+
+
+def can_append(spec: AttentionSpec, info: DeviceInfo) -> bool:
+    """Whether the algorithm for short runs writes the new rows of a cache itself, so that one dispatch does all."""
+    name = spec.algorithms[0]
+    first = by_name(name).passes(spec.problem_of(name), info)[0]
+    return bool(first.appended) and spec.new_dtype == spec.query_dtype
 
 
 def weights_step(node: str, spec: AttentionSpec, tensors: Tensors, info: DeviceInfo, chunk: int = 0) -> Step:
@@ -119,10 +127,10 @@ def output_step(node: str, spec: AttentionSpec, tensors: Tensors, info: DeviceIn
 
 
 def append_step(node: str, spec: AttentionSpec, new: tuple[Resource, Resource], cache: tuple[Resource, Resource],
-                params: Resource, info: DeviceInfo) -> Step:
+                params: Resource, info: DeviceInfo, mode: str = "") -> Step:
     """Return the append of new key and value rows to a layer of a cache."""
     kernel = append_kernel(spec.new_dtype, (spec.key_dtype, spec.stored_value_dtype))
     new_unit, unit = words_per_vec(spec.new_dtype), unit_words("key", spec.problem)
     bases = (Base("new_key_base", 1, new_unit), Base("new_value_base", 2, new_unit), Base("key_base", 3, unit),
              Base("value_base", 4, unit))
-    return Step(node, kernel, (params, *new, *cache), bases, spec, {}, min(num_groups(info), 256))
+    return Step(node, kernel, (params, *new, *cache), bases, spec, {}, min(num_groups(info), 256), mode=mode)

@@ -66,6 +66,7 @@ class AttentionSpec:
     alibi_slopes: tuple[float, ...] | None = None
     sinks: tuple[float, ...] | None = None
     return_lse: bool = False
+    appends: bool = False
     score_words: int = 0
     whole: bool = False
     algorithms: tuple[str, ...] = ()
@@ -91,6 +92,7 @@ class AttentionSpec:
             params.FLAG_MASK_BITS if self.mask_dtype == "bool" else params.FLAG_MASK_FLOAT)
         bits |= params.FLAG_ALIBI if self.alibi_slopes is not None else 0
         bits |= params.FLAG_SINKS if self.sinks is not None else 0
+        bits |= params.FLAG_APPEND if self.appends else 0
         return bits | (params.FLAG_LSE if self.return_lse else 0)
 
     def header(self, dims: Dims) -> dict[str, int | float]:
