@@ -3,7 +3,7 @@
 The suite runs once per Vulkan device. The environment says which one is meant: VKATTN_EXPECT_DEVICE is a part of its
 name ("llvmpipe", "SwiftShader"), and every test marked `gpu` fails unless the device that opens is that one, so that a
 run cannot pass on the wrong device, or by skipping. VKATTN_ANY_DEVICE=1 takes whatever opens, for a try on real
-hardware. VKATTN_LONG=1 runs many more property tests.
+hardware. VKATTN_LONG=1 runs many more property tests, VKATTN_EXAMPLES of each, and longer forms of some others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _COMMON: dict[str, Any] = {
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
 }
 settings.register_profile("ci", derandomize=True, max_examples=30, database=None, **_COMMON)
-settings.register_profile("long", max_examples=3000, **_COMMON)
+settings.register_profile("long", max_examples=int(os.environ.get("VKATTN_EXAMPLES", "3000")), **_COMMON)
 settings.load_profile("long" if os.environ.get(LONG) == "1" else "ci")
 
 

@@ -11,7 +11,7 @@ from vkattn import oracle
 from vkattn.layout import split_shape
 from vkattn.oracle.tolerance import cancellation, lse_bounds, row_bounds, row_errors, shares
 
-__all__ = ["assert_close", "assert_lse_close", "assert_matches_oracle", "row_bounds"]
+__all__ = ["Expected", "assert_close", "assert_lse_close", "assert_matches_oracle", "row_bounds"]
 
 
 def assert_close(
@@ -67,6 +67,32 @@ def assert_lse_close(actual: Any, expected: Any, magnitude: Any) -> float:
     return _judge(error, bound, "lse", lambda row: f"got {got[row]}, oracle {wanted[row]}, m {size[row]:.4g}")
 
 
+class Expected:
+    """What the oracle says to one call, computed once, for all that is to be compared with it."""
+
+    def __init__(self, query: Any, key: Any, value: Any, **options: Any) -> None:
+        self._arrays, self._options = (query, key, value), options
+        self._layout = options.get("layout", "bhsd")
+        self._dtype = np.asarray(query).dtype
+        self.out, self.lse = oracle.attention(query, key, value, return_lse=True, **options)
+        self._size = oracle.magnitude(
+            query, key, **{name: given for name, given in options.items() if name != "sinks"})
+
+    def check(self, actual: Any, lse: Any = None, *, coopmat: bool = False) -> float:
+        """Assert that ``actual`` (and ``lse``, if given) is the oracle's; return the worst share of a bound."""
+        assert np.asarray(actual).dtype == self._dtype, "the output's dtype is not the query's"
+        share = assert_close(actual, self.out, self._size, layout=self._layout, coopmat=coopmat, terms=self._terms)
+        if lse is not None:
+            batch, heads, tokens, _ = split_shape(np.shape(self._arrays[0]), self._layout)
+            assert np.shape(lse) == (batch, heads, tokens), f"lse has shape {np.shape(lse)}"
+            assert_lse_close(lse, self.lse, self._size)
+        return share
+
+    def _terms(self) -> np.ndarray:
+        query, key, value = self._arrays
+        return oracle.attention(query, key, np.abs(np.asarray(value)), **self._options)
+
+
 def assert_matches_oracle(
     actual: Any, query: Any, key: Any, value: Any, *, lse: Any = None, coopmat: bool = False, **options: Any
 ) -> float:
@@ -74,19 +100,7 @@ def assert_matches_oracle(
 
     Return the largest error of the output as a share of its bound.
     """
-    layout = options.get("layout", "bhsd")
-    expected, expected_lse = oracle.attention(query, key, value, return_lse=True, **options)
-    size = oracle.magnitude(query, key, **{name: given for name, given in options.items() if name != "sinks"})
-    assert np.asarray(actual).dtype == np.asarray(query).dtype, "the output's dtype is not the query's"
-    share = assert_close(
-        actual, expected, size, layout=layout, coopmat=coopmat,
-        terms=lambda: oracle.attention(query, key, np.abs(np.asarray(value)), **options),
-    )  # fmt: skip
-    if lse is not None:
-        batch, heads, tokens, _ = split_shape(np.shape(query), layout)
-        assert np.shape(lse) == (batch, heads, tokens), f"lse has shape {np.shape(lse)}"
-        assert_lse_close(lse, expected_lse, size)
-    return share
+    return Expected(query, key, value, **options).check(actual, lse, coopmat=coopmat)
 
 
 def _judge(error: np.ndarray, bound: np.ndarray, what: str, describe: Any) -> float:
