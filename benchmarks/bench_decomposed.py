@@ -4,7 +4,8 @@ Each layer has keys and values of its own, and its queries are the output of the
 with the oracle before anything is timed. Written beside the table: the device's time of all dispatches, and of the
 whole recording with what lies between them, both from timestamps; and the host's time of the whole call.
 
-    python benchmarks/bench_decomposed.py [--layers 28] [--lengths 250 2048] [--heads 24/8] [--head-dim 128] [--json FILE]
+    python benchmarks/bench_decomposed.py [--layers 28] [--lengths 250 2048] [--heads 24/8] [--head-dim 128]
+                                          [--json FILE]
 """
 
 from __future__ import annotations
@@ -112,7 +113,8 @@ def measure(device: vkattn.Device, model: Model, way: str, length: int, repeat: 
                     "head_dim": model.head_dim, "length": length, "dtype": "float16"},
         "way": way, "worst_share": share, "dispatches": len(runs[0]),
         "device_ns": Spread.of(run.total_ns for run in runs).as_dict(), "recording_ns": elapsed.as_dict(),
-        "call_ns": host.as_dict(), "by_variant_ns": runs[-1].by_variant(), "scratch_bytes": graph.report().scratch_bytes,
+        "call_ns": host.as_dict(), "by_variant_ns": runs[-1].by_variant(),
+        "scratch_bytes": graph.report().scratch_bytes,
     }
     graph.close()
     return result

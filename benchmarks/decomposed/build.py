@@ -16,8 +16,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from shaderbuild import BuildError, build, check, compiler
-from shaderbuild.tree import Tree
+from shaderbuild import BuildError, build, check, compiler  # noqa: E402
+from shaderbuild.tree import Tree  # noqa: E402
 
 
 class BaselineTree(Tree):

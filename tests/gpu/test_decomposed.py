@@ -12,7 +12,8 @@ from vkattn.runtime.device import Device
 CAPACITY = 140
 
 
-@pytest.mark.parametrize("batch, heads, kv_heads, head_dim, q_len", [(1, 6, 2, 64, 1), (2, 3, 3, 8, 1), (2, 8, 2, 40, 3)])
+@pytest.mark.parametrize(
+    "batch, heads, kv_heads, head_dim, q_len", [(1, 6, 2, 64, 1), (2, 3, 3, 8, 1), (2, 8, 2, 40, 3)])
 def test_it_is_attention_at_every_length(
     device: Device, rng: np.random.Generator, batch: int, heads: int, kv_heads: int, head_dim: int, q_len: int
 ) -> None:

@@ -153,7 +153,7 @@ class Recording:
         return result
 
     def elapsed_ns(self) -> float:
-        """Run once with timestamps and return the nanoseconds from each submission's first to its last, boundaries too."""
+        """Run once with timestamps; return the nanoseconds from each submission's first to its last, boundaries too."""
         return sum(float(ticks[-1] - ticks[0]) for ticks, _ in self._run_timed()) * self.device.info.timestamp_period_ns
 
     def _run_timed(self) -> list[tuple[np.ndarray, list[str | None]]]:
