@@ -1,4 +1,4 @@
-"""The command line: `vkattn setup | info | check | bench | demo` (also `python -m vkattn ...`).
+"""The command line: `vkattn setup | info | check | bench | tune | demo` (also `python -m vkattn ...`).
 
 Only the arguments are here. Each command imports its module when it is run, so that `vkattn setup` works before kp
 is there and `vkattn --help` costs nothing.
@@ -87,6 +87,12 @@ def build_parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="time a grid of problems, beside the device's limits and others")
     _add_bench(bench)
     bench.set_defaults(module="bench.command")
+
+    tune = commands.add_parser("tune", help="measure the numbers that kernels choose their sizes by, and keep them")
+    _add_device(tune)
+    tune.add_argument("--dry-run", action="store_true", help="measure and print, but write nothing")
+    tune.add_argument("--quick", action="store_true", help="shorter problems")
+    tune.set_defaults(module="bench.tune")
 
     demo = commands.add_parser("demo", help="compute one small attention on a device and compare it with the oracle")
     _add_device(demo)

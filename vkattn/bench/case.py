@@ -130,6 +130,11 @@ class Case:
                 builder.output(f"out_{index}", out)
         self.graph = builder.build()
 
+    def rebuild(self) -> None:
+        """Build the graph again for what the device's info says now; the cache stays as it is."""
+        self._free_graph()
+        self._build()
+
     def run(self) -> dict[int, np.ndarray]:
         """Run the graph; return the outputs of the first and the last set, ``[batch, num_heads, q_len, head_dim]``."""
         is_decode = self.problem.kind == "decode"
@@ -233,13 +238,18 @@ class Case:
         layer = self.cache.layer(0)
         return lambda: sdpa_with_kv_cache(query, key, value, layer, given.length - 1)
 
-    def close(self) -> None:
-        """Free everything."""
+    def _free_graph(self) -> None:
+        """Free the graph and what was recorded of it."""
         for recording in self._recordings:
             recording.close()
         for buffer in self._twins.values():
             buffer.destroy()
+        self._recordings, self._twins = [], {}
         if hasattr(self, "graph"):
             self.graph.close()
+
+    def close(self) -> None:
+        """Free everything."""
+        self._free_graph()
         if self.cache is not None:
             self.cache.close()

@@ -22,9 +22,6 @@ from .tiers import allowed_tiers
 
 NAME = "split"
 
-#: Query rows of a KV head, q_len times group_size, beyond which each key would be read more than a few times.
-MAX_ROWS = 64
-
 #: Parts of one head's keys at most: MAX_SPLITS in shaders/include/split.glsl; a test ties them.
 MAX_SPLITS = 128
 
@@ -32,18 +29,8 @@ MAX_SPLITS = 128
 MAX_DIM = 256
 BASE_ROWS = 4
 
-#: Devices whose subgroups only stand for vector lanes: shuffles among them cost more than the loads that they save.
-PLAIN_DEVICE_TYPES: tuple[str, ...] = ("cpu",)
-
-#: Workgroups that fill a device, by type.
-TARGET_GROUPS = {"cpu": 8, "integrated": 128, "virtual": 396, "discrete": 396, "other": 128}
-
 #: Keys of a split at most, so that rounding stays far below the tolerance: each lane group adds a few hundred terms.
 MAX_KEYS_PER_SPLIT = 8192
-
-#: Splits of one head grow with the root of its keys: merging them costs time too (measured on an NVIDIA H200 with 8 KV
-#: heads: 16, 49 and 49 were best for 4096, 32768 and 131072 keys, where 396 workgroups are resident at once).
-ROOT_DIVISOR = 4.0
 
 
 @dataclass(frozen=True)
@@ -58,7 +45,7 @@ def shape(problem: Problem, info: DeviceInfo) -> Shape:
     """Return the variant to use: with subgroup shuffles if the device has them and the rows fit, else without."""
     query, key = AXIS[problem.query_dtype], AXIS[problem.key_dtype]
     base = Shape(variant(f"attn_split_{query}_{key}"), BASE_ROWS)
-    if info.device_type in PLAIN_DEVICE_TYPES or "subgroup" not in allowed_tiers():
+    if not info.tuned.split_subgroups or "subgroup" not in allowed_tiers():
         return base
     quads = max(row_quads(problem.head_dim, problem.key_dtype), row_quads(problem.value_dim, problem.value_dtype))
     lanes = min(16, max(4, 1 << (quads - 1).bit_length()), info.subgroup_size)
@@ -79,9 +66,9 @@ def not_supported_reasons(problem: Problem, info: DeviceInfo) -> list[str]:
     """Return why this family cannot compute ``problem`` on the device; empty if it can."""
     rows = problem.max_q_len * problem.group_size
     reasons = []
-    if rows > MAX_ROWS:
+    if rows > info.tuned.split_max_rows:
         reasons.append(f"q_len {problem.max_q_len} x group_size {problem.group_size} is {rows} query rows to a KV "
-                       f"head; at most {MAX_ROWS}")
+                       f"head; at most {info.tuned.split_max_rows}")
     for name, dim in (("head_dim", problem.head_dim), ("value_dim", problem.value_dim)):
         if dim > MAX_DIM:
             reasons.append(f"{name} {dim}; at most {MAX_DIM}")
@@ -112,8 +99,13 @@ def num_items(problem: Problem, rows: int, q_len: int) -> int:
 
 
 def num_splits(items: int, max_kv_len: int, info: DeviceInfo) -> int:
-    """Return into how many parts the keys of each item go: enough to fill the device, none too long or too short."""
-    wanted = min(TARGET_GROUPS[info.device_type] // max(items, 1), round(math.sqrt(max_kv_len) / ROOT_DIVISOR))
+    """Return into how many parts the keys of each item go: enough to fill the device, none too long or too short.
+
+    They grow with the root of the keys, since merging them costs time too. Measured on an NVIDIA H200 with 8 KV heads:
+    16, 49 and 49 were best for 4096, 32768 and 131072 keys, where 396 workgroups are resident at once.
+    """
+    tuned = info.tuned
+    wanted = min(tuned.split_groups // max(items, 1), round(math.sqrt(max_kv_len) / tuned.split_root_divisor))
     wanted = max(wanted, -(-max_kv_len // MAX_KEYS_PER_SPLIT), 1)
     return min(wanted, MAX_SPLITS, max(max_kv_len, 1))
 

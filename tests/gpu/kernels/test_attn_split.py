@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,10 @@ SIZES = [(1, 3, 1, 1, 70, 8, 8), (2, 6, 2, 2, 333, 64, 64), (1, 8, 1, 8, 257, 12
 @pytest.fixture(params=["plain", "subgroup"])
 def own_device(request: pytest.FixtureRequest, device: Device, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A device whose split kernels are those without, or those with, subgroup shuffles (where a row fits them)."""
-    if request.param == "subgroup":
-        monkeypatch.setattr(split, "PLAIN_DEVICE_TYPES", ())
-    else:
+    if request.param == "plain":
         monkeypatch.setenv("VKATTN_TIERS", "base")
     with Device(device.info.index) as opened:
+        opened.info = replace(opened.info, tuning=replace(opened.info.tuned, split_subgroups=True))
         yield opened
 
 
