@@ -24,6 +24,9 @@ STEADY = 0.03
 SLICES = 7
 MOST_TIMES = 3
 
+#: Seconds beyond which a slow call is not repeated.
+MOST_CALL_SECONDS = 2.0
+
 
 def warm_up_seconds(info: DeviceInfo) -> float:
     """Return how long to work before timing on a device."""
@@ -71,10 +74,14 @@ class Spread:
 
 
 def host_times(run: Callable[[], object], seconds: float, least: int = 3, most: int = 50) -> Spread:
-    """Call ``run`` for about ``seconds``; return the spread of the host's nanoseconds of a call."""
+    """Call ``run`` for about ``seconds``; return the spread of the host's nanoseconds of a call.
+
+    It is called ``least`` times even so, unless that takes too long, and ``most`` times at most.
+    """
     end = time.perf_counter() + seconds
     found: list[float] = []
-    while len(found) < least or (time.perf_counter() < end and len(found) < most):
+    while not found or (len(found) < most and (
+            time.perf_counter() < end or (len(found) < least and sum(found) < 1e9 * MOST_CALL_SECONDS))):
         start = time.perf_counter_ns()
         run()
         found.append(time.perf_counter_ns() - start)

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from .. import __version__
 from ..errors import DeviceError, OptionError
@@ -14,7 +15,7 @@ from . import step
 from .grid import PEERS, Grid
 from .plot import plot
 from .problems import choose, read_grid
-from .results import compare, document, read, table
+from .results import Row, compare, document, read, table
 
 
 def main(args: argparse.Namespace) -> int:
@@ -40,14 +41,18 @@ def main(args: argparse.Namespace) -> int:
         except OptionError as error:
             print(f"vkattn bench: {error}", file=sys.stderr)
             return 2
-        rows = grid.run()
-        result = document({"vkattn": __version__} | grid.header(), rows)
-    text = json.dumps(result, indent=1)
-    if args.out:
-        Path(args.out).write_text(text + "\n", encoding="utf-8")
+
+        def keep(rows: list[Row]) -> dict[str, Any]:
+            result = document({"vkattn": __version__} | grid.header(), rows)
+            if args.out:
+                Path(args.out).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+            return result
+
+        rows = grid.run(keep)
+        result = keep(rows)
     roofline = grid.roofline
     matrix = f"{roofline.matrix / 1e3:.0f} TFLOP/s" if roofline.matrix else roofline.matrix_source
-    print(text if args.json else "\n".join([
+    print(json.dumps(result, indent=1) if args.json else "\n".join([
         f'"{result["device"]}" ({result["driver"]}); microseconds, medians with quartiles',
         f"measured limits: copy {roofline.copy:.4g} GB/s, float32 {roofline.fma / 1e3:.3g} TFLOP/s, matrix {matrix}",
         table(rows)]))

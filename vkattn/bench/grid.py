@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -58,8 +58,11 @@ class Grid:
                 "driver": f"{info.driver_name} {info.driver_info}".strip(), "host_cores": os.cpu_count(),
                 "roofline": self.roofline.as_dict()}
 
-    def run(self) -> list[Row]:
-        """Measure the roofline, then every problem for which there is time; return a row for each runner."""
+    def run(self, keep: Callable[[list[Row]], object] = len) -> list[Row]:
+        """Measure the roofline, then every problem for which there is time; return a row for each runner.
+
+        ``keep`` is given all rows so far after each problem, so that a run that is ended leaves something.
+        """
         start, progress = time.perf_counter(), Progress(len(self.problems) + 1)
         rows: list[Row] = []
         try:
@@ -76,6 +79,7 @@ class Grid:
                 rows += self._vkattn(problem)
                 if not problem.is_quantised:
                     rows += self._peers(problem)
+                keep(rows)
         finally:
             progress.close()
         return rows

@@ -22,8 +22,8 @@ from .problems import BenchProblem
 #: Relative L2 error of a sampled row beyond which a peer's figure is not taken: its own rounding is not ours to judge.
 MOST_ERROR = 2e-2
 
-#: Operations beyond which a peer on the CPU is not asked: minutes of waiting would say nothing new.
-CPU_OPERATIONS = 4e10
+#: Operations beyond which a peer on the CPU is not asked: waiting for it would say nothing new.
+CPU_OPERATIONS = 5e8
 
 
 @dataclass(frozen=True)
