@@ -53,18 +53,20 @@ def grid_table(rows: Sequence[Row], kind: str) -> str:
             continue
         best = min(own, key=lambda row: row.time_ns or 0.0)
         calls = [row.call_ns["median"] for row in own if row.call_ns]
-        cells = [_cell(found.get(way)) for way in ways]
+        cells = [_cell(found.get(way), found.get(way) is not None and bool(found[way].details.get("auto")))
+                 for way in ways]
         cells += [f"{100 * (best.share_of_limit or 0):.0f}%", microseconds(min(calls, default=None))]
         cells += [_cell(found.get(peer)) for peer in peers]
         lines.append(f"| {name} | {microseconds(best.limit_ns)} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def _cell(row: Row | None) -> str:
-    """Return the device's time; the host's in brackets where there is no other; a dash for none."""
+def _cell(row: Row | None, is_auto: bool = False) -> str:
+    """Return the device's time, bold if a user gets it; the host's in brackets if there is no other; a dash if none."""
     if row is None or row.time_ns is None:
         return "-"
-    return microseconds(row.time_ns) if row.device_ns else f"({microseconds(row.time_ns)})"
+    time = microseconds(row.time_ns)
+    return f"({time})" if not row.device_ns else f"**{time}**" if is_auto else time
 
 
 def left_out(rows: Sequence[Row]) -> str:

@@ -60,6 +60,9 @@ def test_a_target_against_the_limit_and_another_problem() -> None:
 
 
 def test_the_layers_targets() -> None:
+    auto = found(SHORT, "vkattn split", 19_900, auto=True)
+    assert "| vkattn auto | 1.25 x cuDNN | 19.9 | 20 | reached |" in targets.targets_table(
+        [auto, found(SHORT, "torch cuda cudnn", 16_000)], [])
     text = targets.targets_table([], [layers("decomposed", 5e6), layers("three_pass", 1.9e6), layers("split", 1e6),
                                       layers("decomposed", 1.0, 250), layers("split", 1.0, 250)])
     assert "reached: 5.0 times as fast" in text
@@ -68,13 +71,13 @@ def test_the_layers_targets() -> None:
 
 def test_the_grid_has_a_line_for_each_problem_and_a_column_for_each_runner() -> None:
     limit = ROOFLINE.limit_ns(SHORT)
-    rows = [found(SHORT, "vkattn auto", 2 * limit, call_ns=Spread.of([600_000.0])),
+    rows = [found(SHORT, "vkattn split", 2 * limit, auto=True, call_ns=Spread.of([600_000.0])),
             found(SHORT, "torch cuda flash", 24_000),
             row(SHORT, "numpy", ROOFLINE, call_ns=Spread.of([9e6])), row(LONG, "vkattn auto", ROOFLINE, reason="no")]
     lines = table.grid_table(rows, "decode").splitlines()
     assert lines[0].count("|") == lines[1].count("|") == lines[2].count("|") == 8
     assert len(lines) == 3
-    assert "torch cuda flash" in lines[0] and "| 50% | 600.0 | 24 | (9000) |" in lines[2]
+    assert "torch cuda flash" in lines[0] and "| **8.39** | 50% | 600.0 | 24 | (9000) |" in lines[2]
     assert table.left_out(rows) == f"- no (1: {LONG.name} by vkattn auto)"
 
 

@@ -210,7 +210,7 @@ class Case:
     def device_times(self, seconds: float, repeat: int = 7) -> Spread:
         """Warm up, then time executions on the device for about ``seconds``, at least three recordings."""
         first, _ = self._record(min(self.sets, 4))
-        pace = warm_up(first.run, warm_up_seconds(self.device.info) / 2) / min(self.sets, 4)
+        pace = warm_up(first.run, warm_up_seconds(self.device.info) / 7) / min(self.sets, 4)
         count = max(1, min(MOST_EXECUTIONS, int(RECORDING_SECONDS / pace)))
         if count == 1 and self.sets == 1:
             recording, counts = first, [first.num_dispatches]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
+from ..dispatch import ALGORITHMS
 from ..errors import DeviceError, OptionError
 from ..runtime.device import Device
 from . import step
@@ -69,4 +70,7 @@ def _grid(device: Device, args: argparse.Namespace) -> Grid:
     unknown = [name for name in wanted if name not in PEERS]
     if unknown:
         raise OptionError(f"there is no peer {', '.join(unknown)}; there are: {', '.join(PEERS)}, none.")
-    return Grid(device, choose(sets, read_grid()), tuple(args.algorithms or ()), wanted, args.budget)
+    algorithms = tuple(args.algorithms or ())
+    if strange := [name for name in algorithms if name not in (*ALGORITHMS, "auto", "all")]:
+        raise OptionError(f"there is no algorithm {', '.join(strange)}; there are: {', '.join(ALGORITHMS)}, auto, all.")
+    return Grid(device, choose(sets, read_grid()), algorithms, wanted, args.budget)

@@ -37,7 +37,8 @@ SECONDS = 0.3
 class Grid:
     """What to measure, and how long at most.
 
-    ``algorithms`` replaces those of the problems if it is not empty; ``peers`` names those that are asked.
+    ``algorithms`` replaces those of the problems if it is not empty: names, "auto" or "all". ``peers`` names those that
+    are asked.
     """
 
     device: Device
@@ -84,24 +85,30 @@ class Grid:
             progress.close()
         return rows
 
-    def _algorithms(self, problem: BenchProblem) -> tuple[str, ...]:
-        names = self.algorithms or problem.algorithms
-        return ALGORITHMS if "all" in names else tuple(names)
-
     def _vkattn(self, problem: BenchProblem) -> Iterator[Row]:
-        for algorithm in self._algorithms(problem):
-            runner = f"vkattn {algorithm}"
+        """Measure the algorithms that are wanted; "auto" is the first, in their order, that is not refused."""
+        wanted = set(self.algorithms or problem.algorithms)
+        seeks_auto, refusals = bool(wanted & {"auto", "all"}), []
+        for algorithm in ALGORITHMS:
+            is_named = "all" in wanted or algorithm in wanted
+            if not is_named and not seeks_auto:
+                continue
             try:
                 case = Case(self.device, problem, algorithm, self.pool)
             except (VkattnError, MemoryError) as error:
-                yield row(problem, runner, self.roofline, reason=_short(error))
+                refusals.append(_short(error))
+                if is_named:
+                    yield row(problem, f"vkattn {algorithm}", self.roofline, reason=refusals[-1])
                 continue
             try:
-                yield self._measure(case, runner)
+                yield self._measure(case, f"vkattn {algorithm}", seeks_auto)
             finally:
                 case.close()
+            seeks_auto = False
+        if seeks_auto and "all" not in wanted:
+            yield row(problem, "vkattn auto", self.roofline, reason="; ".join(dict.fromkeys(refusals)))
 
-    def _measure(self, case: Case, runner: str) -> Row:
+    def _measure(self, case: Case, runner: str, is_auto: bool) -> Row:
         """Check a case, then time it; DeviceError if it is wrong, for then no figure of this device is worth having."""
         share = case.worst_share()
         if not share <= 1:
@@ -109,10 +116,10 @@ class Grid:
                               f"error is {share:.3g} times its bound. Hint: vkattn check tells which kernel it is.")
         device_ns = case.device_times(self.seconds)
         # A call over a cache chooses its algorithm itself, so only the one that it chooses is timed as a call.
-        is_chosen = case.problem.kind == "prefill" or case.algorithm in ("auto", "split")
-        call_ns = host_times(case.call(), self.seconds) if is_chosen else None
+        can_call = is_auto or case.problem.kind == "prefill"
+        call_ns = host_times(case.call(), self.seconds) if can_call else None
         return row(case.problem, runner, self.roofline, device_ns=device_ns, call_ns=call_ns, worst_share=share,
-                   uses_matrix_units=case.uses_matrix_units, variants=case.variants, sets=case.sets)
+                   uses_matrix_units=case.uses_matrix_units, variants=case.variants, sets=case.sets, auto=is_auto)
 
     def _peers(self, problem: BenchProblem) -> Iterator[Row]:
         sets = num_sets(problem, self.device.info.device_type)
@@ -123,7 +130,7 @@ class Grid:
                               reason=found.reason)
             except ImportError:
                 continue  # a peer that is not installed is not a result
-            except (MemoryError, RuntimeError) as error:
+            except (MemoryError, RuntimeError, OSError) as error:
                 yield row(problem, name, self.roofline, reason=peers.first_line(error))
 
 

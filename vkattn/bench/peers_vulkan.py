@@ -36,6 +36,8 @@ def _quiet() -> Iterator[None]:
 def aule_attention(problem: BenchProblem, inputs: Inputs, sets: int, seconds: float) -> Iterator[Outcome]:
     """Time ``aule.flash_attention`` on NumPy arrays, uploads and all: it has nothing else."""
     runner = "aule-attention"
+    with _quiet():
+        flash = module("aule").flash_attention
     if problem.head_dim > AULE_MOST_DIM or problem.head_dim % 4:
         yield Outcome(runner, reason=f"head_dim {problem.head_dim}; it takes multiples of 4 up to {AULE_MOST_DIM}")
         return
@@ -43,9 +45,8 @@ def aule_attention(problem: BenchProblem, inputs: Inputs, sets: int, seconds: fl
         yield Outcome(runner, reason="too large: it takes seconds for each")
         return
     arrays = [array.astype(np.float32) for array in (inputs.query(0), inputs.rows(0, 0), inputs.rows(0, 1))]
+    causal = problem.kind == "prefill" and problem.causal
     with _quiet():
-        flash = module("aule").flash_attention
-        causal = problem.kind == "prefill" and problem.causal
         try:
             out = np.asarray(flash(*arrays, causal=causal))
             found = checked(runner, out, inputs,
@@ -57,7 +58,7 @@ def aule_attention(problem: BenchProblem, inputs: Inputs, sets: int, seconds: fl
 
 def computeml(problem: BenchProblem, inputs: Inputs, sets: int, seconds: float) -> Iterator[Outcome]:
     """Time ``computeml.attention`` on tensors of its context: float32, one sequence, as many KV heads as heads."""
-    runner = "computeml"
+    runner, library = "computeml", module("computeml")
     for refused, why in ((problem.head_dim > COMPUTEML_MOST_DIM, f"head_dim {problem.head_dim}"),
                          (problem.batch_size > 1, "it has no batch"),
                          (problem.group_size > 1, "it has no grouped queries"),
@@ -65,7 +66,6 @@ def computeml(problem: BenchProblem, inputs: Inputs, sets: int, seconds: float) 
         if refused:
             yield Outcome(runner, reason=why)
             return
-    library = module("computeml")
     attention = module("computeml.ops").attention
     context = library.Context()
     heads, width = problem.num_heads, problem.num_heads * problem.head_dim
