@@ -85,6 +85,7 @@ class Case:
         self.sets = num_sets(problem, device.info.device_type)
         self.cache: KVCache | None = None
         self._recordings: list[Recording] = []
+        self._pipelines = device.pipelines()
         self._twins: dict[int, Buffer] = {}
         try:
             if problem.kind == "decode":
@@ -203,7 +204,8 @@ class Case:
         """Record ``count`` executions, set after set; return the recording and the dispatches of each execution."""
         executions = self._executions()
         chosen = [executions[index % len(executions)] for index in range(count)]
-        recording = self.device.recording([[dispatch] for execution in chosen for dispatch in execution])
+        recording = self.device.recording([[dispatch] for execution in chosen for dispatch in execution],
+                                          self._pipelines)
         self._recordings.append(recording)
         return recording, [len(execution) for execution in chosen]
 
@@ -242,6 +244,8 @@ class Case:
         """Free the graph and what was recorded of it."""
         for recording in self._recordings:
             recording.close()
+        self._pipelines.close()
+        self._pipelines = self.device.pipelines()
         for buffer in self._twins.values():
             buffer.destroy()
         self._recordings, self._twins = [], {}
