@@ -51,7 +51,7 @@ def grid_table(rows: Sequence[Row], kind: str) -> str:
         own = [row for runner, row in found.items() if runner in ways and row.device_ns]
         if not own:
             continue
-        best = min(own, key=lambda row: row.time_ns or 0.0)
+        best = min(own, key=lambda row: (not row.details.get("auto"), row.time_ns or 0.0))
         calls = [row.call_ns["median"] for row in own if row.call_ns]
         cells = [_cell(found.get(way), found.get(way) is not None and bool(found[way].details.get("auto")))
                  for way in ways]

@@ -60,6 +60,14 @@ LAYERS_LENGTH = 2048
 LAYERS_TARGETS = {"decomposed": 5.0, "three_pass": 2.0}
 
 
+def other_names(row: Row) -> list[str]:
+    """Return what else a row is called: by being the automatic choice, and by the matrix kernels that it used."""
+    names = ["vkattn auto"] if row.details.get("auto") else []
+    kernels = row.details.get("variants", [])
+    return names + [f"vkattn {name}" for name in ("coopmat", "coopmat2")
+                    if any(kernel.startswith(f"attn_{name}_") for kernel in kernels)]
+
+
 def judge(target: Target, rows: Mapping[tuple[str, str], Row]) -> tuple[str, str, str]:
     """Return the time, the bound, and "reached", "not reached" or why it cannot be said."""
     row = rows.get((target.problem, target.runner))
@@ -84,7 +92,7 @@ def judge(target: Target, rows: Mapping[tuple[str, str], Row]) -> tuple[str, str
 def targets_table(rows: Sequence[Row], layers: Sequence[Mapping[str, Any]]) -> str:
     """Return the targets as a Markdown table."""
     found = {row.key: row for row in rows}
-    found |= {(row.key[0], "vkattn auto"): row for row in rows if row.details.get("auto")}
+    found |= {(row.key[0], name): row for row in rows for name in other_names(row)}
     lines = ["| problem | by | at most | us | bound us | |", "|---|---|---|---|---|---|"]
     for target in TARGETS:
         time, bound, verdict = judge(target, found)

@@ -63,6 +63,8 @@ def test_the_layers_targets() -> None:
     auto = found(SHORT, "vkattn split", 19_900, auto=True)
     assert "| vkattn auto | 1.25 x cuDNN | 19.9 | 20 | reached |" in targets.targets_table(
         [auto, found(SHORT, "torch cuda cudnn", 16_000)], [])
+    assert targets.other_names(found(SHORT, "vkattn coopmat", 1.0, auto=True, variants=["attn_coopmat2_f16_d128"])) == [
+        "vkattn auto", "vkattn coopmat2"]
     text = targets.targets_table([], [layers("decomposed", 5e6), layers("three_pass", 1.9e6), layers("split", 1e6),
                                       layers("decomposed", 1.0, 250), layers("split", 1.0, 250)])
     assert "reached: 5.0 times as fast" in text

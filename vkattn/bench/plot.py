@@ -43,15 +43,18 @@ def plot(rows: Sequence[Row], title: str, path: Path) -> None:
     if not drawn:
         raise OptionError("there is nothing to plot: no two problems differ in length alone.")
     columns = min(3, len(drawn))
-    lines = -(-len(drawn) // columns)
-    figure = pyplot.Figure(figsize=(5 * columns, 4 * lines), layout="constrained")
+    lines_of_panels = -(-len(drawn) // columns)
+    figure = pyplot.Figure(figsize=(5 * columns, 4 * lines_of_panels), layout="constrained")
     figure.suptitle(title)
-    for index, (name, runners) in enumerate(drawn.items()):
-        axes = figure.add_subplot(lines, columns, index + 1, xscale="log", yscale="log", title=name,
+    runners = [runner for lines in drawn.values() for runner in lines if runner != "limit"]
+    colours = {runner: f"C{index % 10}" for index, runner in enumerate(dict.fromkeys(runners))}
+    for index, (name, found) in enumerate(drawn.items()):
+        axes = figure.add_subplot(lines_of_panels, columns, index + 1, xscale="log", yscale="log", title=name,
                                   xlabel="length (tokens)", ylabel="microseconds")
         axes.set_xscale("log", base=2)
-        for runner, points in runners.items():
-            style = {"color": "black", "linestyle": "--"} if runner == "limit" else {"marker": "o", "markersize": 3}
+        for runner, points in found.items():
+            style = ({"color": "black", "linestyle": "--"} if runner == "limit" else
+                     {"color": colours[runner], "marker": "o", "markersize": 3})
             axes.plot(*zip(*points, strict=True), label=runner, **style)
         axes.legend(fontsize=6)
     figure.savefig(path)
