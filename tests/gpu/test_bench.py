@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from vkattn import cli, oracle
-from vkattn.bench import clock, grid, peers
+from vkattn.bench import case, clock, grid, peers
 from vkattn.bench.case import Case
 from vkattn.bench.grid import PEERS, Grid
 from vkattn.bench.inputs import Pool
@@ -30,6 +30,7 @@ KEYS = {"device", "driver", "settings", "graph", "worst_share", "device_ns", "ho
 def _short_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock, "WARM_UP_SECONDS", dict.fromkeys(clock.WARM_UP_SECONDS, 0.001))
     monkeypatch.setattr(grid, "measure_roofline", lambda device: Roofline(10.0, 10.0))
+    monkeypatch.setattr(case, "RECORDING_SECONDS", 0.001)
 
 
 def run(device: Device, *arguments: str) -> int:
@@ -149,17 +150,18 @@ def test_settings_are_checked() -> None:
 PROBLEMS = [
     BenchProblem("decode", "test", 6, 2, 40, 71, batch_size=2, algorithms=("all",)),
     BenchProblem("decode", "test", 3, 3, 16, 33, dtype="float32"),
-    BenchProblem("prefill", "test", 4, 2, 24, 37, algorithms=("all",)),
+    BenchProblem("prefill", "test", 4, 2, 24, 37),
     BenchProblem("prefill", "test", 2, 2, 64, 20, batch_size=2, dtype="float32", causal=False),
 ]
 
 
 @pytest.fixture(scope="module")
 def rows(device: Device) -> list[Row]:
-    measured = Grid(device, PROBLEMS, peers=("numpy",), budget_seconds=1e9, seconds=0.01)
-    rows = measured.run()
-    assert measured.header()["roofline"]["copy"] > 0 and measured.header()["roofline"]["fma"] > 0
-    return rows
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clock, "WARM_UP_SECONDS", dict.fromkeys(clock.WARM_UP_SECONDS, 0.001))
+        patch.setattr(grid, "measure_roofline", lambda device: Roofline(10.0, 10.0))
+        patch.setattr(case, "RECORDING_SECONDS", 0.001)
+        return Grid(device, PROBLEMS, peers=("numpy",), budget_seconds=1e9, seconds=0.01).run()
 
 
 def test_every_algorithm_has_times_or_a_reason(rows: list[Row]) -> None:
@@ -184,28 +186,28 @@ def test_every_algorithm_has_times_or_a_reason(rows: list[Row]) -> None:
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.name)
 def test_what_is_timed_computes_each_set_again(device: Device, problem: BenchProblem) -> None:
     """The recording that is timed writes the outputs of all sets anew, into memory of its own on a real GPU."""
-    case = Case(device, problem, "auto", Pool(1))
-    assert case.sets > 1
-    assert case.worst_share() <= 1
-    executions = case._executions()
-    assert len(executions) == case.sets
+    made = Case(device, problem, "auto", Pool(1))
+    assert made.sets > 1
+    assert made.worst_share() <= 1
+    executions = made._executions()
+    assert len(executions) == made.sets
     assert all(dispatch.variant.kernel.startswith("attn_") for execution in executions for dispatch in execution)
     outputs = [binding.buffer for execution in executions for dispatch in execution
                for binding, declared in zip(dispatch.bindings, dispatch.variant.bindings, strict=True)
                if declared.name.startswith("out")]
     assert outputs and all(buffer.kind == "storage" for buffer in outputs)
-    assert case.device_times(0.01).median > 0
-    assert case.worst_share() <= 1
-    case.close()
+    assert made.device_times(0.01).median > 0
+    assert made.worst_share() <= 1
+    made.close()
 
 
 def test_a_wrong_kernel_is_not_timed(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """One element of the last head of the last set, slightly off."""
     real = Case.run
 
-    def off(case: Case) -> dict[int, np.ndarray]:
-        outputs = real(case)
-        outputs[case.sets - 1][-1, -1, -1, 5] *= 1.05
+    def off(made: Case) -> dict[int, np.ndarray]:
+        outputs = real(made)
+        outputs[made.sets - 1][-1, -1, -1, 5] *= 1.05
         return outputs
 
     monkeypatch.setattr(Case, "run", off)
@@ -247,7 +249,8 @@ def test_the_roofline_kernels_do_their_work(device: Device) -> None:
     recording.close()
     for buffer in (near, far, out):
         buffer.destroy()
-    assert isinstance(measure_roofline(device), Roofline)
+    found = measure_roofline(device)
+    assert found.copy > 0 and found.fma > 0 and found.matrix is None
 
 
 def test_the_command_writes_what_compare_reads(
