@@ -40,7 +40,7 @@ def test_what_is_found_is_kept_and_read(
         assert real(bench, knob, tuning) > 0
         return 1000 - 100 * (tuning.split_root_divisor == 2 * divisor)
 
-    monkeypatch.setattr(tune, "KNOBS", tune.KNOBS[2:4])  # one for each kind of problem: SwiftShader compiles slowly
+    monkeypatch.setattr(tune, "KNOBS", tune.KNOBS[3:5])  # one for each kind of problem: SwiftShader compiles slowly
     monkeypatch.setattr(tune.Bench, "__call__", timed)
     arguments = ["tune", "--device", device.info.name]
     path = tmp_path / "vkattn" / "tuning.toml"

@@ -71,6 +71,7 @@ def test_a_users_file_changes_what_it_names(path: Path) -> None:
     ('["A GPU"]\nsplit_groups = 3.5', "must be an integer"),
     ('["A GPU"]\nsplit_groups = true', "must be an integer"),
     ('["A GPU"]\nsplit_groups = "many"', "must be an integer"),
+    ('["A GPU"]\nsplit_threads = 192', "must be one of 128, 256"),
     ('["A GPU"]\nsplit_max_rows = 65', r"within 1 .. 64"),
     ('["A GPU"]\nsplit_root_divisor = nan', "must be a number"),
     ('["A GPU"]\nsplit_subgroups = 1', "must be true or false"),
@@ -94,7 +95,7 @@ def test_what_is_written_is_read(path: Path) -> None:
 
 
 def test_the_ranges_are_those_of_numbers_that_there_are() -> None:
-    assert set(tuning.RANGES) < set(tuning.NAMES)
+    assert {*tuning.RANGES, *tuning.CHOICES} < set(tuning.NAMES)
     for device_type in TYPES:
         for name, (least, most) in tuning.RANGES.items():
             assert least <= getattr(default_tuning(device_type), name) <= most
@@ -127,12 +128,12 @@ def test_tuning_takes_what_is_clearly_faster() -> None:
 
     def measure(knob: Knob, current: Tuning) -> float:
         asked.append((knob.name, current))
-        steps = abs(math.log(current.split_groups / 560)) + abs(math.log(current.split_root_divisor / 2))
+        steps = abs(math.log(current.split_groups / 528)) + abs(math.log(current.split_root_divisor / 2))
         return 100 * (1 + steps) * (0.99 if not current.split_subgroups else 1) * (2 if current.fused_subgroups else 1)
 
     start = default_tuning("discrete")
     found = best_of(start, measure)
-    assert found == replace(start, split_groups=560, split_root_divisor=2.0)
+    assert found == replace(start, split_groups=528, split_root_divisor=2.0)
     assert {name for name, _ in asked} == {knob.name for knob in KNOBS}
     assert len(asked) == len(set(asked))
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..caps.tuning import Tuning, user_path, write_table
+from ..caps.tuning import CHOICES, Tuning, user_path, write_table
 from ..errors import DeviceError, OptionError
 from ..runtime.device import Device
 from .case import POOL_SEED, Case
@@ -53,6 +53,7 @@ def other(value: bool) -> Sequence[bool]:
 #: In the order in which they are measured.
 KNOBS = (
     Knob("split_subgroups", other, "decode", "split"),
+    Knob("split_threads", lambda value: CHOICES["split_threads"], "decode", "split"),
     Knob("split_groups", around, "decode", "split"),
     Knob("split_root_divisor", around, "decode", "split"),
     Knob("fused_subgroups", other, "prefill", "fused"),

@@ -31,6 +31,9 @@ RANGES = {
     "split_max_rows": (1, 64),
 }
 
+#: What may be chosen where not every number between would do.
+CHOICES = {"split_threads": (128, 256)}
+
 
 @dataclass(frozen=True)
 class Tuning:
@@ -40,6 +43,8 @@ class Tuning:
     ----------
     grid_groups : workgroups of a dispatch; they loop over what is live
     split_groups : workgroups that fill the device: no more splits of all heads together
+    split_threads : invocations of a workgroup of `split` with subgroup shuffles, where the device allows them: fewer,
+        larger workgroups leave fewer parts to merge
     split_root_divisor : splits of one head at most: the root of its keys over this, since merging them costs time too
     split_max_rows : query rows of a KV head up to which `split` is chosen
     split_subgroups : whether `split` shares rows by subgroup shuffles, where the device has them
@@ -48,6 +53,7 @@ class Tuning:
 
     grid_groups: int
     split_groups: int
+    split_threads: int
     split_root_divisor: float
     split_max_rows: int
     split_subgroups: bool
@@ -73,6 +79,12 @@ def checked(table: Any, where: str) -> dict[str, Any]:
         raise OptionError(f"{where} has the keys {', '.join(unknown)}; known: {', '.join(NAMES)}.")
     result: dict[str, Any] = {}
     for name, value in table.items():
+        if name in CHOICES:
+            if isinstance(value, bool) or value not in CHOICES[name]:
+                raise OptionError(f"{where}: `{name}` is {value!r}; it must be one of "
+                                  f"{', '.join(map(str, CHOICES[name]))}.")
+            result[name] = int(value)
+            continue
         if name not in RANGES:
             if not isinstance(value, bool):
                 raise OptionError(f"{where}: `{name}` is {value!r}; it must be true or false.")

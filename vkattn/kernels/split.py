@@ -7,6 +7,7 @@ and the last workgroup of a head to finish merges the parts.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -22,12 +23,15 @@ from .tiers import allowed_tiers
 
 NAME = "split"
 
-#: Parts of one head's keys at most: MAX_SPLITS in shaders/include/split.glsl; a test ties them.
+#: Parts of one head's keys at most: one workgroup merges them.
 MAX_SPLITS = 128
 
 #: Elements of a key or value row at most, and query rows of an item, in shaders/attn_split.comp; a test ties them.
 MAX_DIM = 256
 BASE_ROWS = 4
+
+#: Invocations of a workgroup of shaders/attn_split_subgroup.comp at least.
+FEWEST_THREADS = 128
 
 #: Keys of a split at most, so that rounding stays far below the tolerance: each lane group adds a few hundred terms.
 MAX_KEYS_PER_SPLIT = 8192
@@ -35,17 +39,23 @@ MAX_KEYS_PER_SPLIT = 8192
 
 @dataclass(frozen=True)
 class Shape:
-    """The variant for a problem on a device, and the query rows of an item."""
+    """The variant for a problem on a device, the query rows of an item, and the values of specialization constants."""
 
     kernel: Variant
     rows: int
+    spec: tuple[int, ...] = ()
 
 
 def shape(problem: Problem, info: DeviceInfo) -> Shape:
     """Return the variant to use: with subgroup shuffles if the device has them and the rows fit, else without."""
+    return _shape(problem, info, allowed_tiers())
+
+
+@functools.lru_cache(maxsize=256)  # asked for in every run of a graph
+def _shape(problem: Problem, info: DeviceInfo, tiers: frozenset[str]) -> Shape:
     query, key = AXIS[problem.query_dtype], AXIS[problem.key_dtype]
     base = Shape(variant(f"attn_split_{query}_{key}"), BASE_ROWS)
-    if not info.tuned.split_subgroups or "subgroup" not in allowed_tiers():
+    if not info.tuned.split_subgroups or "subgroup" not in tiers:
         return base
     quads = max(row_quads(problem.head_dim, problem.key_dtype), row_quads(problem.value_dim, problem.value_dtype))
     lanes = min(16, max(4, 1 << (quads - 1).bit_length()), info.subgroup_size)
@@ -54,7 +64,17 @@ def shape(problem: Problem, info: DeviceInfo) -> Shape:
     name = f"attn_split_subgroup_{query}_{key}_r{rows}_l{lanes}_q{held}"
     if name not in load_manifest() or device_reasons(variant(name), info):
         return base
-    return Shape(variant(name), rows)
+    return Shape(variant(name), rows, (threads(variant(name), info), min(rows, problem.max_q_len * problem.group_size)))
+
+
+def threads(kernel: Variant, info: DeviceInfo) -> int:
+    """Return the size of a workgroup of ``kernel``, whose shared memory grows with it."""
+    wanted = info.tuned.split_threads
+    while wanted > FEWEST_THREADS and (
+            wanted > min(info.max_workgroup_invocations, info.max_workgroup_size[0])
+            or kernel.shared_bytes * wanted // FEWEST_THREADS > info.max_shared_memory_bytes):
+        wanted //= 2
+    return wanted
 
 
 def variants(problem: Problem, info: DeviceInfo) -> tuple[Variant, ...]:
@@ -90,7 +110,7 @@ def split_iterations(problem: Problem) -> int:
 def passes(problem: Problem, info: DeviceInfo) -> tuple[Pass, ...]:
     """Return the one pass."""
     chosen = shape(problem, info)
-    return (Pass(chosen.kernel, ("query", "key", "value", "mask", "parts", "tickets", "out", "lse")),)
+    return (Pass(chosen.kernel, ("query", "key", "value", "mask", "parts", "tickets", "out", "lse"), chosen.spec),)
 
 
 def num_items(problem: Problem, rows: int, q_len: int) -> int:
@@ -102,7 +122,7 @@ def num_splits(items: int, max_kv_len: int, info: DeviceInfo) -> int:
     """Return into how many parts the keys of each item go: enough to fill the device, none too long or too short.
 
     They grow with the root of the keys, since merging them costs time too. Measured on an NVIDIA H200 with 8 KV heads:
-    16, 49 and 49 were best for 4096, 32768 and 131072 keys, where 396 workgroups are resident at once.
+    16 of 16 and 33 were best for 4096 keys, 33 for 16384 and more, where 264 workgroups are resident at once.
     """
     tuned = info.tuned
     wanted = min(tuned.split_groups // max(items, 1), round(math.sqrt(max_kv_len) / tuned.split_root_divisor))
