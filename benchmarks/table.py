@@ -42,7 +42,8 @@ def grid_table(rows: Sequence[Row], kind: str) -> str:
     chosen = [row for row in rows if row.problem["kind"] == kind]
     ways = list(dict.fromkeys(row.runner for row in chosen if row.runner.startswith("vkattn ") and row.time_ns))
     peers = [name for name in PEERS if any(row.runner == name and row.time_ns for row in chosen)]
-    heads = [*ways, "of the limit", "whole call", *peers]
+    has_streamed = any(row.streamed_ns for row in chosen)
+    heads = [*ways, *(["back to back"] if has_streamed else []), "of the limit", "whole call", *peers]
     lines = [f"| {kind} | limit | " + " | ".join(heads) + " |", "|---" * (len(heads) + 2) + "|"]
     by_problem: dict[str, dict[str, Row]] = {}
     for row in chosen:
@@ -55,6 +56,8 @@ def grid_table(rows: Sequence[Row], kind: str) -> str:
         calls = [row.call_ns["median"] for row in own if row.call_ns]
         cells = [_cell(found.get(way), found.get(way) is not None and bool(found[way].details.get("auto")))
                  for way in ways]
+        if has_streamed:
+            cells.append(microseconds(best.streamed_ns["median"] if best.streamed_ns else None))
         cells += [f"{100 * (best.share_of_limit or 0):.0f}%", microseconds(min(calls, default=None))]
         cells += [_cell(found.get(peer)) for peer in peers]
         lines.append(f"| {name} | {microseconds(best.limit_ns)} | " + " | ".join(cells) + " |")

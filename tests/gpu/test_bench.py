@@ -197,6 +197,9 @@ def test_what_is_timed_computes_each_set_again(device: Device, problem: BenchPro
                if declared.name.startswith("out")]
     assert outputs and all(buffer.kind == "storage" for buffer in outputs)
     assert made.device_times(0.01).median > 0
+    streamed = made.streamed_times(0.01)
+    assert (streamed is None) == (made.sets < 4 or len(executions[0]) > 1)
+    assert streamed is None or streamed.median > 0
     assert made.worst_share() <= 1
     made.close()
 

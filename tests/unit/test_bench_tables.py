@@ -65,6 +65,9 @@ def test_the_layers_targets() -> None:
         [auto, found(SHORT, "torch cuda cudnn", 16_000)], [])
     assert targets.other_names(found(SHORT, "vkattn coopmat", 1.0, auto=True, variants=["attn_coopmat2_f16_d128"])) == [
         "vkattn auto", "vkattn coopmat2"]
+    streamed = found(SHORT, "vkattn split", 21_300, auto=True, streamed_ns=Spread.of([16_600.0]))
+    assert "not reached; back to back (16.6) reached" in targets.targets_table(
+        [streamed, found(SHORT, "torch cuda cudnn", 16_000)], [])
     text = targets.targets_table([], [layers("decomposed", 5e6), layers("three_pass", 1.9e6), layers("split", 1e6),
                                       layers("decomposed", 1.0, 250), layers("split", 1.0, 250)])
     assert "reached: 5.0 times as fast" in text

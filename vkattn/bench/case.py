@@ -39,6 +39,12 @@ RECORDING_SECONDS = 0.15
 #: The part of a recording whose first executions are not counted: the device was idle before.
 RAMP = 6
 
+#: Recordings that are timed at most.
+MOST_RUNS = 7
+
+#: Input sets without which dispatches back to back might overlap with one that uses the same counters.
+LEAST_STREAMED = 4
+
 #: Elements of the keys that are uploaded in one call.
 UPLOAD_ELEMENTS = 1 << 24
 
@@ -86,7 +92,8 @@ class Case:
         self.cache: KVCache | None = None
         self._recordings: list[Recording] = []
         self._pipelines = device.pipelines()
-        self._twins: dict[int, Buffer] = {}
+        self._twins: dict[tuple[int, int], Buffer] = {}
+        self._pace = 1.0
         try:
             if problem.kind == "decode":
                 self._fill_cache()
@@ -185,10 +192,15 @@ class Case:
         for at, declared in enumerate(dispatch.variant.bindings):
             buffer = bindings[at].buffer
             if declared.access == "write" and buffer.kind == "host":
-                if id(buffer) not in self._twins:
-                    self._twins[id(buffer)] = self.device.buffer(buffer.num_words, "storage", f"{buffer.name} (near)")
-                bindings[at] = Binding(self._twins[id(buffer)], bindings[at].region)
+                bindings[at] = Binding(self._twin(buffer), bindings[at].region)
         return replace(dispatch, bindings=tuple(bindings))
+
+    def _twin(self, buffer: Buffer, index: int = 0) -> Buffer:
+        """Return a buffer of the device's memory that stands for ``buffer`` in set ``index``."""
+        key = (id(buffer), index)
+        if key not in self._twins:
+            self._twins[key] = self.device.buffer(buffer.num_words, "storage", f"{buffer.name} (near)")
+        return self._twins[key]
 
     @property
     def variants(self) -> list[str]:
@@ -201,31 +213,62 @@ class Case:
         return any(name.startswith("attn_coopmat") for name in self.variants)
 
     def _record(self, count: int) -> tuple[Recording, list[int]]:
-        """Record ``count`` executions, set after set; return the recording and the dispatches of each execution."""
+        """Record ``count`` executions, each dispatch behind a boundary; return also the dispatches of each."""
         executions = self._executions()
         chosen = [executions[index % len(executions)] for index in range(count)]
-        recording = self.device.recording([[dispatch] for execution in chosen for dispatch in execution],
-                                          self._pipelines)
-        self._recordings.append(recording)
-        return recording, [len(execution) for execution in chosen]
+        segments = [[dispatch] for execution in chosen for dispatch in execution]
+        return self._recording(segments), [len(execution) for execution in chosen]
 
-    def device_times(self, seconds: float, repeat: int = 7) -> Spread:
-        """Warm up, then time executions on the device for about ``seconds``, at least three recordings."""
+    def _recording(self, segments: list[list[Dispatch]]) -> Recording:
+        self._recordings.append(self.device.recording(segments, self._pipelines))
+        return self._recordings[-1]
+
+    def device_times(self, seconds: float) -> Spread:
+        """Warm up, then time executions on the device for about ``seconds``, each dispatch behind a boundary."""
         first, _ = self._record(min(self.sets, 4))
-        pace = warm_up(first.run, warm_up_seconds(self.device.info) / 7) / min(self.sets, 4)
-        count = max(1, min(MOST_EXECUTIONS, int(RECORDING_SECONDS / pace)))
-        if count == 1 and self.sets == 1:
-            recording, counts = first, [first.num_dispatches]
-        else:
-            recording, counts = self._record(count)
-        warm_up(recording.run, warm_up_seconds(self.device.info))
-        found: list[float] = []
-        runs = max(3, min(repeat, int(seconds / (pace * count)) + 1))
+        self._pace = warm_up(first.run, warm_up_seconds(self.device.info) / 7) / min(self.sets, 4)
+        recording, counts = self._record(self._count)
+        return self._timed(recording, counts, seconds)
+
+    def streamed_times(self, seconds: float) -> Spread | None:
+        """Time executions back to back, without boundaries: they read different sets and may overlap at their ends.
+
+        None where an execution is several dispatches, which depend on each other, or where there are few sets. Call
+        `device_times` before.
+        """
+        executions = self._executions()
+        if len(executions) < LEAST_STREAMED or any(len(execution) > 1 for execution in executions):
+            return None
+        dispatches = [self._with_parts_of_its_own(execution[0], index) for index, execution in enumerate(executions)]
+        chosen = [dispatches[index % len(dispatches)] for index in range(self._count)]
+        return self._timed(self._recording([chosen]), [1] * len(chosen), seconds, overlap=True)
+
+    @property
+    def _count(self) -> int:
+        """Executions of a recording."""
+        return max(1, min(MOST_EXECUTIONS, int(RECORDING_SECONDS / self._pace)))
+
+    def _with_parts_of_its_own(self, dispatch: Dispatch, index: int) -> Dispatch:
+        """Return a dispatch whose scratch is not that of another set."""
+        bindings = list(dispatch.bindings)
+        for at, declared in enumerate(dispatch.variant.bindings):
+            if declared.name == "parts":
+                bindings[at] = Binding(self._twin(bindings[at].buffer, index), bindings[at].region)
+        return replace(dispatch, bindings=tuple(bindings))
+
+    def _timed(self, recording: Recording, counts: list[int], seconds: float, overlap: bool = False) -> Spread:
+        """Warm up and time the executions of a recording, of ``counts`` dispatches each.
+
+        Of executions that ``overlap`` only the mean of a whole recording says something.
+        """
+        pace = warm_up(recording.run, warm_up_seconds(self.device.info))
         recording.timings()  # makes the recording with timestamps
-        for _ in range(runs):
+        found: list[float] = []
+        for _ in range(max(3, min(MOST_RUNS, int(seconds / pace) + 1))):
             spans = iter(nanoseconds for _, nanoseconds in recording.timings())
             times = [sum(islice(spans, size)) for size in counts]
-            found += times[len(times) // RAMP :]
+            counted = times[len(times) // RAMP :]
+            found += [sum(counted) / len(counted)] if overlap else counted
         return Spread.of(found)
 
     def call(self) -> Callable[[], object]:

@@ -21,6 +21,7 @@ FORMAT = 1
 class Row:
     """One problem by one runner ("vkattn split", "torch cuda flash"): times, or the reason why there are none.
 
+    ``device_ns`` is of dispatches each behind a boundary, ``streamed_ns`` of dispatches back to back.
     ``limit_ns`` is the roofline's; ``worst_share`` the largest error of a sampled row as a share of its bound.
     """
 
@@ -31,6 +32,7 @@ class Row:
     call_ns: dict[str, float] | None = None
     limit_ns: float | None = None
     worst_share: float | None = None
+    streamed_ns: dict[str, float] | None = None
     details: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -53,12 +55,13 @@ class Row:
 
 
 def row(problem: BenchProblem, runner: str, roofline: Roofline, *, device_ns: Spread | None = None,
-        call_ns: Spread | None = None, reason: str = "", worst_share: float | None = None,
-        uses_matrix_units: bool = False, **details: Any) -> Row:
+        call_ns: Spread | None = None, streamed_ns: Spread | None = None, reason: str = "",
+        worst_share: float | None = None, uses_matrix_units: bool = False, **details: Any) -> Row:
     """Return the row of one outcome."""
     limit_ns = None if reason else roofline.limit_ns(problem, uses_matrix_units)
     return Row(problem.as_dict(), runner, reason, device_ns.as_dict() if device_ns else None,
-               call_ns.as_dict() if call_ns else None, limit_ns, worst_share, details)
+               call_ns.as_dict() if call_ns else None, limit_ns, worst_share,
+               streamed_ns.as_dict() if streamed_ns else None, details)
 
 
 def document(header: dict[str, Any], rows: Iterable[Row]) -> dict[str, Any]:
@@ -102,10 +105,11 @@ def table(rows: Sequence[Row]) -> str:
         spread = ""
         if row.device_ns:
             spread = f"{microseconds(row.device_ns['low'])} .. {microseconds(row.device_ns['high'])}"
-        device, call = (None if times is None else times["median"] for times in (row.device_ns, row.call_ns))
+        device, streamed, call = (None if times is None else times["median"]
+                                  for times in (row.device_ns, row.streamed_ns, row.call_ns))
         share = "" if row.share_of_limit is None else f"{100 * row.share_of_limit:5.1f}% of the limit"
         lines.append(f"    {row.runner:<{wide}}  device {microseconds(device):>8}  {spread:<18}  "
-                     f"call {microseconds(call):>9}  {share}".rstrip())
+                     f"back to back {microseconds(streamed):>8}  call {microseconds(call):>9}  {share}".rstrip())
     return "\n".join(lines)
 
 
