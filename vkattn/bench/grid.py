@@ -120,7 +120,8 @@ class Grid:
         can_call = is_auto or case.problem.kind == "prefill"
         call_ns = host_times(case.call(), self.seconds) if can_call else None
         return row(case.problem, runner, self.roofline, device_ns=device_ns, call_ns=call_ns, streamed_ns=streamed_ns,
-                   worst_share=share, uses_matrix_units=case.uses_matrix_units, variants=case.variants, sets=case.sets, auto=is_auto)
+                   worst_share=share, uses_matrix_units=case.uses_matrix_units, variants=case.variants,
+                   sets=case.sets, auto=is_auto)
 
     def _peers(self, problem: BenchProblem) -> Iterator[Row]:
         sets = num_sets(problem, self.device.info.device_type)
