@@ -36,8 +36,8 @@ def test_what_is_found_is_kept_and_read(
     real = tune.Bench.__call__
     divisor = device.info.tuned.split_root_divisor
 
-    def timed(bench: tune.Bench, knob: tune.Knob, tuning: tune.Tuning) -> float:
-        assert real(bench, knob, tuning) > 0
+    def timed(bench: tune.Bench, knob: tune.Knob, tuning: tune.Tuning, again: bool) -> float:
+        assert real(bench, knob, tuning, again) > 0
         return 1000 - 100 * (tuning.split_root_divisor == 2 * divisor)
 
     monkeypatch.setattr(tune, "KNOBS", tune.KNOBS[3:5])  # one for each kind of problem: SwiftShader compiles slowly
@@ -52,7 +52,7 @@ def test_what_is_found_is_kept_and_read(
 
 
 def test_a_dry_run_writes_nothing(device: Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(tune.Bench, "__call__", lambda bench, knob, tuning: 1.0 / tuning.split_groups)
+    monkeypatch.setattr(tune.Bench, "__call__", lambda bench, knob, tuning, again: 1.0 / tuning.split_groups)
     assert cli.main(["tune", "--device", device.info.name, "--dry-run"]) == 0
     assert not (tmp_path / "vkattn").exists()
 

@@ -126,8 +126,9 @@ def test_tuning_takes_what_is_clearly_faster() -> None:
     """A device on which 528 workgroups and the divisor 2 would be best, and everything else changes nothing much."""
     asked: list[tuple[str, Tuning]] = []
 
-    def measure(knob: Knob, current: Tuning) -> float:
-        asked.append((knob.name, current))
+    def measure(knob: Knob, current: Tuning, again: bool) -> float:
+        if not again:
+            asked.append((knob.name, current))
         steps = abs(math.log(current.split_groups / 528)) + abs(math.log(current.split_root_divisor / 2))
         return 100 * (1 + steps) * (0.99 if not current.split_subgroups else 1) * (2 if current.fused_subgroups else 1)
 
@@ -136,6 +137,11 @@ def test_tuning_takes_what_is_clearly_faster() -> None:
     assert found == replace(start, split_groups=528, split_root_divisor=2.0)
     assert {name for name, _ in asked} == {knob.name for knob in KNOBS}
     assert len(asked) == len(set(asked))
+
+
+def test_what_was_faster_once_only_is_not_taken() -> None:
+    start = default_tuning("discrete")
+    assert best_of(start, lambda knob, current, again: 100.0 if again or current == start else 50.0) == start
 
 
 def test_every_knob_is_a_number_that_there_is() -> None:

@@ -1,8 +1,8 @@
 """``vkattn tune``: measures the numbers of `vkattn.caps.tuning` on a device, one after another, and keeps the best.
 
-A number is changed only if the problems that depend on it get faster by more than `GAIN` in the geometric mean; what
-the others are meanwhile is what was found for them before. Results stay right whatever the numbers are; each graph is
-compared with the oracle all the same.
+A number is changed only if the problems that depend on it get faster by more than `GAIN` in the geometric mean, and do
+so a second time; what the others are meanwhile is what was found for them before. Results stay right whatever the
+numbers are; each graph is compared with the oracle all the same.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ class Knob:
 def around(value: float) -> Sequence[Any]:
     """Return a number's neighbours: half of it to twice it."""
     found = (value / 2, value / math.sqrt(2), value * math.sqrt(2), value * 2)
-    return [max(1, round(number)) for number in found] if isinstance(value, int) else found
+    return [max(1, round(number)) if isinstance(value, int) else round(number, 2) for number in found]
 
 
-def other(value: bool) -> Sequence[bool]:
+def opposite(value: bool) -> Sequence[bool]:
     """Return the other one."""
     return (not value,)
 
 
 #: In the order in which they are measured.
 KNOBS = (
-    Knob("split_subgroups", other, "decode", "split"),
+    Knob("split_subgroups", opposite, "decode", "split"),
     Knob("split_threads", lambda value: CHOICES["split_threads"], "decode", "split"),
     Knob("split_groups", around, "decode", "split"),
     Knob("split_root_divisor", around, "decode", "split"),
-    Knob("fused_subgroups", other, "prefill", "fused"),
+    Knob("fused_subgroups", opposite, "prefill", "fused"),
     Knob("grid_groups", around, "prefill", "fused"),
 )
 
@@ -70,21 +70,27 @@ def tune_problems(device_type: str, is_quick: bool) -> dict[str, list[BenchProbl
             for kind, lengths in (("decode", decode), ("prefill", prefill))}
 
 
-def best_of(start: Tuning, measure: Callable[[Knob, Tuning], float],
+def best_of(start: Tuning, measure: Callable[[Knob, Tuning, bool], float],
             say: Callable[[Knob, Any, float, bool], None] = lambda *_: None) -> Tuning:
-    """Return ``start`` with every number replaced whose candidate ``measure`` (a mean time) finds clearly faster."""
+    """Return ``start`` with every number replaced whose candidate ``measure`` finds clearly faster, twice.
+
+    ``measure`` returns a mean time; its last argument is whether to measure again what it has measured before.
+    """
     current = start
     for knob in KNOBS:
-        base, value = measure(knob, current), getattr(current, knob.name)
+        base, value = measure(knob, current, False), getattr(current, knob.name)
         say(knob, value, base, True)
         times = {}
         for candidate in dict.fromkeys(knob.candidates(value)):
             if candidate != value:
-                times[candidate] = measure(knob, replace(current, **{knob.name: candidate}))
+                times[candidate] = measure(knob, replace(current, **{knob.name: candidate}), False)
                 say(knob, candidate, times[candidate], False)
         chosen = min(times, key=lambda candidate: times[candidate], default=value)
+        other = replace(current, **{knob.name: chosen})
         if times and times[chosen] < base * (1 - GAIN):
-            current = replace(current, **{knob.name: chosen})
+            base, again = measure(knob, current, True), measure(knob, other, True)  # what else ran may have disturbed
+            say(knob, chosen, again, False)
+            current = other if again < base * (1 - GAIN) else current
     return current
 
 
@@ -98,10 +104,10 @@ class Bench:
         self._cases: dict[str, list[Case]] = {}
         self._known: dict[tuple[str, Tuning], float] = {}
 
-    def __call__(self, knob: Knob, tuning: Tuning) -> float:
+    def __call__(self, knob: Knob, tuning: Tuning, again: bool) -> float:
         """Return the geometric mean of the problems' nanoseconds."""
         key = (knob.kind, tuning)
-        if key not in self._known:
+        if again or key not in self._known:
             self.device.info = replace(self.device.info, tuning=tuning)
             if knob.kind not in self._cases:
                 self.close()
