@@ -35,8 +35,8 @@ def decomposed_attention(builder: GraphBuilder, query: Value, key_cache: Value, 
     """
     batch, q_len, num_heads, head_dim = query.shape
     capacity, num_kv_heads = key_cache.shape[1:3]
-    assert isinstance(batch, int) and isinstance(num_heads, int) and isinstance(head_dim, int)  # for the type checker
-    assert isinstance(num_kv_heads, int) and isinstance(capacity, int)
+    if not all(isinstance(size, int) for size in (batch, num_heads, head_dim, capacity, num_kv_heads)):
+        raise ValueError(f"`query` is {query} and `key_cache` {key_cache}; only q_len may be a Dim.")
     if head_dim % QUAD_ELEMENTS or query.dtype != "float16":
         raise ValueError(f"`query` is {query}; it must be float16 with a head_dim that is a multiple of 8.")
     head_quads, heads = head_dim // QUAD_ELEMENTS, batch * num_heads

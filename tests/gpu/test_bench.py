@@ -18,7 +18,7 @@ from vkattn.bench.results import Row
 from vkattn.bench.roofline import Roofline, measure_roofline
 from vkattn.bench.step import DecodeStep, Settings
 from vkattn.dispatch import ALGORITHMS
-from vkattn.errors import CapacityError, DeviceError, OptionError
+from vkattn.errors import CapacityError, OptionError
 from vkattn.runtime.device import Device
 
 TINY = ("--heads", "6/2", "--head-dim", "8", "--capacity", "40", "--length", "9", "--repeat", "2")
@@ -215,8 +215,11 @@ def test_a_wrong_kernel_is_not_timed(device: Device, monkeypatch: pytest.MonkeyP
         return outputs
 
     monkeypatch.setattr(Case, "run", off)
-    with pytest.raises(DeviceError, match="times its bound"):
-        Grid(device, PROBLEMS[1:2], peers=(), seconds=0.01).run()
+    wrong = Grid(device, PROBLEMS[1:2], peers=(), seconds=0.01)
+    (row,) = wrong.run()
+    assert row.reason.startswith("WRONG") and "times its bound" in row.reason
+    assert row.device_ns is None and row.call_ns is None and row.limit_ns is None
+    assert not wrong.is_right
 
 
 def test_a_wrong_peer_is_not_timed(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:

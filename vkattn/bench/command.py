@@ -59,7 +59,7 @@ def main(args: argparse.Namespace) -> int:
         table(rows)]))
     if args.plot:
         plot(rows, f"{result['device']} ({result['driver']})", Path(args.plot))
-    return 0
+    return 0 if grid.is_right else 1
 
 
 def _grid(device: Device, args: argparse.Namespace) -> Grid:

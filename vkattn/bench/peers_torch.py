@@ -123,8 +123,15 @@ def matrix_rate(info: DeviceInfo) -> tuple[float | None, str]:
         torch = module("torch")
         if not torch.cuda.is_available():
             return None, "torch sees no CUDA device"
+        return _matmul_rate(torch)
     except ImportError:
         return None, "torch is not installed"
+    except RuntimeError as error:
+        return None, first_line(error)
+
+
+def _matmul_rate(torch: Any) -> tuple[float, str]:
+    """Return operations in a nanosecond of a large float16 product, and what it was."""
     left, right = (torch.randn(MATMUL_SIZE, MATMUL_SIZE, dtype=torch.float16, device="cuda") for _ in range(2))
     out = torch.empty_like(left)
 
