@@ -150,3 +150,14 @@ def test_every_knob_is_a_number_that_there_is() -> None:
         for knob in KNOBS:
             for candidate in knob.candidates(getattr(default_tuning(device_type), knob.name)):
                 tuning.checked({knob.name: candidate}, "a candidate")
+
+
+def test_a_user_without_a_home_has_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("VKATTN_TUNING", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", nowhere)
+    assert user_path() is None
+    assert tuning_for("cpu", "llvmpipe") == default_tuning("cpu")

@@ -136,7 +136,7 @@ def main(args: argparse.Namespace) -> int:
     """Measure, print, and write the user's file; return 2 for wrong usage or no device."""
     path = user_path()
     if path is None and not args.dry_run:
-        print("vkattn tune: VKATTN_TUNING is empty, so there is no file to write. Hint: unset it, or --dry-run",
+        print("vkattn tune: there is no file to write (VKATTN_TUNING is empty, or there is no home). Hint: --dry-run",
               file=sys.stderr)
         return 2
     try:

@@ -101,12 +101,15 @@ def checked(table: Any, where: str) -> dict[str, Any]:
 
 
 def user_path() -> Path | None:
-    """Return where the user's file is or would be; None if VKATTN_TUNING is empty."""
+    """Return where the user's file is or would be; None if VKATTN_TUNING is empty, or the user has no home."""
     named = os.environ.get(ENVIRONMENT)
     if named is not None:
         return Path(named) if named else None
     folder = os.environ.get("XDG_CONFIG_HOME")
-    return (Path(folder) if folder else Path.home() / ".config") / "vkattn" / "tuning.toml"
+    try:
+        return (Path(folder) if folder else Path.home() / ".config") / "vkattn" / "tuning.toml"
+    except RuntimeError:
+        return None
 
 
 def read_tables(path: Path) -> dict[str, dict[str, Any]]:
@@ -122,9 +125,17 @@ def read_tables(path: Path) -> dict[str, dict[str, Any]]:
 def tuning_for(device_type: str, device_name: str) -> Tuning:
     """Return the defaults with what the user's file says of a device."""
     default, path = default_tuning(device_type), user_path()
-    if path is None or (ENVIRONMENT not in os.environ and not path.exists()):
+    if path is None or (ENVIRONMENT not in os.environ and not _is_there(path)):
         return default
     return replace(default, **read_tables(path).get(device_name, {}))
+
+
+def _is_there(path: Path) -> bool:
+    """Return whether there is a file that this user may see."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
 
 
 def write_table(path: Path, device_name: str, tuning: Tuning, device_type: str) -> None:
