@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 import vkattn
+from tests.fakes import with_tuning
 from tests.tolerance import assert_matches_oracle
 from vkattn.kernels import split
+from vkattn.ops import plan
 from vkattn.runtime.device import Device
 
 #: (batch, query heads, KV heads, q_len, kv_len, head_dim, value_dim)
@@ -18,14 +20,19 @@ SIZES = [(1, 3, 1, 1, 70, 8, 8), (2, 6, 2, 2, 333, 64, 64), (1, 8, 1, 8, 257, 12
          (1, 14, 2, 3, 513, 80, 129), (3, 4, 4, 1, 31, 256, 256)]
 
 
-@pytest.fixture(params=["plain", "subgroup"])
-def own_device(request: pytest.FixtureRequest, device: Device, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A device whose split kernels are those without, or those with, subgroup shuffles (where a row fits them)."""
-    if request.param == "plain":
-        monkeypatch.setenv("VKATTN_TIERS", "base")
-    with Device(device.info.index) as opened:
-        opened.info = replace(opened.info, tuning=replace(opened.info.tuned, split_subgroups=True))
-        yield opened
+@pytest.fixture(scope="module", params=["plain", "subgroup"])
+def own_device(request: pytest.FixtureRequest, device: Device) -> Iterator[Device]:
+    """A device whose split kernels are those without, or those with, subgroup shuffles (where a row fits them).
+
+    Its plans are roomy, so that each kernel is compiled once for all tests.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "MIN_WORDS", 1 << 19)
+        if request.param == "plain":
+            patch.setenv("VKATTN_TIERS", "base")
+        with Device(device.info.index) as opened:
+            opened.info = with_tuning(opened.info, split_subgroups=True)
+            yield opened
 
 
 def draw(rng: np.random.Generator, size: tuple[int, ...], dtype: Any = np.float32) -> list[np.ndarray]:
@@ -94,7 +101,7 @@ def test_what_must_not_be_read_has_no_effect(own_device: Device, rng: np.random.
 def test_counters_are_ready_for_the_next_run_and_bits_do_not_change(own_device: Device, rng: np.random.Generator,
                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
     force_splits(monkeypatch, 9)
-    inputs = draw(rng, (2, 4, 2, 1, 600, 32, 32))
+    inputs = draw(rng, (1, 4, 2, 1, 288, 32, 32))
     first = vkattn.attention(*inputs, algorithm="split", device=own_device)
     assert_matches_oracle(first, *inputs)
     for _ in range(200):
