@@ -172,7 +172,8 @@ def test_every_algorithm_has_times_or_a_reason(rows: list[Row]) -> None:
         own = [row for row in rows if row.problem["name"] == problem.name and row.runner.startswith("vkattn")]
         assert [bool(row.details.get("auto")) for row in own if not row.reason].count(True) == 1
         if problem.algorithms == ("all",):
-            assert [row.runner for row in own] == [f"vkattn {name}" for name in ALGORITHMS]
+            assert {row.runner for row in own} == {f"vkattn {name}" for name in ALGORITHMS}
+            assert own[0].details.get("auto")
         for row in own:
             if row.reason:
                 assert "NoKernelError" in row.reason
@@ -189,6 +190,7 @@ def test_what_is_timed_computes_each_set_again(device: Device, problem: BenchPro
     """The recording that is timed writes the outputs of all sets anew, into memory of its own on a real GPU."""
     made = Case(device, problem, "auto", Pool(1))
     assert made.sets > 1
+    assert made.chosen == ("split" if problem.q_len * problem.group_size <= 64 else "fused")
     assert made.worst_share() <= 1
     executions = made._executions()
     assert len(executions) == made.sets

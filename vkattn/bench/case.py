@@ -136,6 +136,8 @@ class Case:
                                         algorithm=self.algorithm, name=f"set_{index}")
             if index in checked:
                 builder.output(f"out_{index}", out)
+        #: What computes it: `algorithm`, or if that is "auto" what the library chose for this many rows.
+        self.chosen = builder.algorithms_of("set_0")[-1]
         self.graph = builder.build()
 
     def rebuild(self) -> None:

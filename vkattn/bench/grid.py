@@ -88,29 +88,26 @@ class Grid:
         return rows
 
     def _vkattn(self, problem: BenchProblem) -> Iterator[Row]:
-        """Measure the algorithms that are wanted; "auto" is the first, in their order, that is not refused."""
-        wanted = set(self.algorithms or problem.algorithms)
-        seeks_auto, refusals = bool(wanted & {"auto", "all"}), []
-        for algorithm in ALGORITHMS:
-            is_named = "all" in wanted or algorithm in wanted
-            if not is_named and not seeks_auto:
+        """Measure the algorithms that are wanted, first what the library chooses itself."""
+        wanted = self.algorithms or problem.algorithms
+        names = ALGORITHMS if "all" in wanted else tuple(name for name in wanted if name != "auto")
+        done: set[str] = set()
+        for algorithm in (("auto",) if {"auto", "all"} & set(wanted) else ()) + names:
+            if algorithm in done:
                 continue
             try:
                 case = Case(self.device, problem, algorithm, self.pool)
             except (VkattnError, MemoryError) as error:
-                refusals.append(_short(error))
-                if is_named:
-                    yield row(problem, f"vkattn {algorithm}", self.roofline, reason=refusals[-1])
+                if algorithm != "auto" or not names:  # else each name tells its own reason
+                    yield row(problem, f"vkattn {algorithm}", self.roofline, reason=_short(error))
                 continue
+            done.add(case.chosen)
             try:
-                yield self._measure(case, f"vkattn {algorithm}", seeks_auto)
+                yield self._measure(case, f"vkattn {case.chosen}", algorithm == "auto")
             except CapacityError as error:  # the whole call needs more room than the recording did
-                yield row(problem, f"vkattn {algorithm}", self.roofline, reason=_short(error))
+                yield row(problem, f"vkattn {case.chosen}", self.roofline, reason=_short(error))
             finally:
                 case.close()
-            seeks_auto = False
-        if seeks_auto and "all" not in wanted:
-            yield row(problem, "vkattn auto", self.roofline, reason="; ".join(dict.fromkeys(refusals)))
 
     def _measure(self, case: Case, runner: str, is_auto: bool) -> Row:
         """Check a case, then time it; what is wrong is not timed."""
