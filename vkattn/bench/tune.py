@@ -57,6 +57,7 @@ KNOBS = (
     Knob("split_groups", around, "decode", "split"),
     Knob("split_root_divisor", around, "decode", "split"),
     Knob("fused_subgroups", opposite, "prefill", "fused"),
+    Knob("fused_large_tiles", opposite, "prefill", "fused"),
     Knob("grid_groups", around, "prefill", "fused"),
 )
 

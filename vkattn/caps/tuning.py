@@ -49,6 +49,8 @@ class Tuning:
     split_max_rows : query rows of a KV head up to which `split` is chosen
     split_subgroups : whether `split` shares rows by subgroup shuffles, where the device has them
     fused_subgroups : whether `fused` shares keys by subgroup broadcasts, where the device has them
+    fused_large_tiles : whether `fused` takes large tiles, where the device has the shared memory; software devices go
+        through the invocations of a workgroup in turn, and are faster with small ones
     """
 
     grid_groups: int
@@ -58,6 +60,7 @@ class Tuning:
     split_max_rows: int
     split_subgroups: bool
     fused_subgroups: bool
+    fused_large_tiles: bool
 
 
 NAMES = tuple(field.name for field in fields(Tuning))
