@@ -283,7 +283,7 @@ class Case:
         query, key, value = (np.ascontiguousarray(np.swapaxes(array[:, :, -1:], 1, 2)) for array in
                              (query, key, value))
         layer = self.cache.layer(0)
-        return lambda: sdpa_with_kv_cache(query, key, value, layer, given.length - 1)
+        return lambda: sdpa_with_kv_cache(query, key, value, layer, given.length - 1, algorithm=self.algorithm)
 
     def _free_graph(self) -> None:
         """Free the graph and what was recorded of it."""

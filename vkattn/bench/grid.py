@@ -118,9 +118,7 @@ class Grid:
                 f"WRONG: the worst error is {share:.3g} times its bound, so nothing was timed. Hint: vkattn check"))
         device_ns = case.device_times(self.seconds)
         streamed_ns = case.streamed_times(self.seconds) if is_auto else None
-        # A call over a cache chooses its algorithm itself, so only the one that it chooses is timed as a call.
-        can_call = is_auto or case.problem.kind == "prefill"
-        call_ns = host_times(case.call(), self.seconds) if can_call else None
+        call_ns = host_times(case.call(), self.seconds) if is_auto else None
         return row(case.problem, runner, self.roofline, device_ns=device_ns, call_ns=call_ns, streamed_ns=streamed_ns,
                    worst_share=share, uses_matrix_units=case.uses_matrix_units, variants=case.variants,
                    sets=case.sets, auto=is_auto)
