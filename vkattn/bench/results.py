@@ -102,14 +102,12 @@ def table(rows: Sequence[Row]) -> str:
         if row.reason:
             lines.append(f"    {row.runner:<{wide}}  {row.reason}")
             continue
-        spread = ""
-        if row.device_ns:
-            spread = f"{microseconds(row.device_ns['low'])} .. {microseconds(row.device_ns['high'])}"
-        device, streamed, call = (None if times is None else times["median"]
-                                  for times in (row.device_ns, row.streamed_ns, row.call_ns))
-        share = "" if row.share_of_limit is None else f"{100 * row.share_of_limit:5.1f}% of the limit"
-        lines.append(f"    {row.runner:<{wide}}  device {microseconds(device):>8}  {spread:<18}  "
-                     f"back to back {microseconds(streamed):>8}  call {microseconds(call):>9}  {share}".rstrip())
+        parts = [f"{label} {microseconds(times['median'])}" + (f" ({microseconds(times['low'])} .. "
+                 f"{microseconds(times['high'])})" if label == "device" else "")
+                 for label, times in (("device", row.device_ns), ("back to back", row.streamed_ns),
+                                      ("call", row.call_ns)) if times]
+        parts += [] if row.share_of_limit is None else [f"{100 * row.share_of_limit:.1f}% of the limit"]
+        lines.append(f"    {row.runner:<{wide}}  {', '.join(parts)}")
     return "\n".join(lines)
 
 
