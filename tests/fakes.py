@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from vkattn.caps.model import DeviceInfo, Heap
@@ -38,3 +39,8 @@ def fake_device_info(**overrides: Any) -> DeviceInfo:
     if unknown:
         raise TypeError(f"DeviceInfo has no field {', '.join(sorted(unknown))}")
     return DeviceInfo(**{**fields, **overrides})
+
+
+def with_tuning(info: DeviceInfo, **changes: Any) -> DeviceInfo:
+    """Return ``info`` with some of its tuning numbers changed."""
+    return replace(info, tuning=replace(info.tuned, **changes))

@@ -248,6 +248,7 @@ def check_device(device: Device) -> dict[str, Result]:
         elif not result.cases and not result.problem:
             bf16 = "bf16" in name and ("bfloat16", "bfloat16") not in dtype_mixtures()
             result.problem = ("not checked: needs the package ml_dtypes" if bf16 else
+                              "no attention: used by vkattn bench only" if name.startswith("roofline_") else
                               "not chosen on this device: another variant does the same work here")
             result.cases = -1
     return results

@@ -21,6 +21,7 @@ import numpy as np
 from . import __version__
 from .caps.model import DeviceInfo
 from .caps.probe import devices, select_device
+from .caps.tuning import tuning_for
 from .errors import DeviceError
 from .kernels.manifest import load_manifest
 from .kernels.support import device_reasons
@@ -30,6 +31,7 @@ from .setup_kompute import cache_dir
 VARIABLES = (
     "VKATTN_DEVICE",
     "VKATTN_BOUNDARY",
+    "VKATTN_TUNING",
     "VKATTN_CACHE",
     "VK_ICD_FILENAMES",
     "VK_DRIVER_FILES",
@@ -114,6 +116,7 @@ def _device(info: DeviceInfo) -> dict[str, Any]:
             entry["unsupported"][variant.name] = reasons
     fields = dataclasses.asdict(info)
     fields |= {name: sorted(fields[name]) for name in ("subgroup_operations", "extensions")}
+    fields["tuning"] = dataclasses.asdict(tuning_for(info.device_type, info.name))
     return {**fields, "tiers": tiers(info), "kernels": dict(sorted(kernels.items()))}
 
 

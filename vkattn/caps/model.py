@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from .tuning import Tuning, default_tuning
+
 
 @dataclass(frozen=True)
 class Heap:
@@ -21,6 +23,7 @@ class DeviceInfo:
     ``device_type`` is "discrete", "integrated", "virtual", "cpu" or "other".
     ``subgroup_operations`` holds names such as "basic", "vote", "arithmetic", "ballot", "shuffle",
     "shuffle_relative", "clustered", "quad"; it is empty when compute shaders have no subgroup operations.
+    ``tuning`` is set when the device is opened; None stands for the defaults of its type.
     """
 
     index: int
@@ -46,6 +49,12 @@ class DeviceInfo:
     subgroup_operations: frozenset[str]
     heaps: tuple[Heap, ...]
     extensions: frozenset[str] = field(repr=False)
+    tuning: Tuning | None = field(default=None, repr=False)
+
+    @property
+    def tuned(self) -> Tuning:
+        """The numbers that kernels choose their sizes by: `tuning`, or those of the package for this type."""
+        return default_tuning(self.device_type) if self.tuning is None else self.tuning
 
     @property
     def is_unified(self) -> bool:

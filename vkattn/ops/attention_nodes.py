@@ -120,6 +120,14 @@ class AttentionNodes(CacheNodes):
                               layout, bool(return_lse), append)
             return self._attend(node, spec, query, view, view, mask, options.get("algorithm", "auto"), (key, value))
 
+    def algorithms_of(self, node: str) -> tuple[str, ...]:
+        """Return the algorithms that compute an attention node: one, or one for short runs and one for long ones."""
+        found = [step.block.algorithms for step in self._plan.steps
+                 if step.node == node and isinstance(step.block, AttentionSpec) and step.block.algorithms]
+        if not found:
+            raise PlanError(f"{node!r} is no attention node of this GraphBuilder.")
+        return found[0]
+
     def _tensors(self, query: Value | None, key: Any, value: Any, mask: Value | None, *,
                  scores: Resource, out: Resource | None = None) -> Tensors:
         def resource(given: Any, which: int) -> Resource:
