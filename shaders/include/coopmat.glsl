@@ -1,8 +1,8 @@
 // What the kernels on matrix units share: push constants, buffers, the staging of rows of 16-byte quads in shared
 // memory, which tiles of keys are open, and scores in base 2. Operands are float16 or bfloat16 (DTYPE_F16, DTYPE_BF16),
 // in queries, keys, values and outputs alike.
-// Includer must define THREADS, BLOCK_ROWS, BLOCK_KEYS (keys of a tile, 32 or 64) and WIDTH (head_dim and value_dim,
-// padded).
+// Includer must define WIDTH (head_dim and value_dim, padded), EDGE (of the matrices), ROW_TILES (matrices of query rows
+// of a subgroup), BLOCK_ROWS (of all 4 subgroups), BLOCK_KEYS (keys of a tile, at most 32) and THREADS.
 #ifndef VKATTN_COOPMAT
 #define VKATTN_COOPMAT
 
@@ -48,9 +48,24 @@ const float HEADROOM = 12.0;
 const uint ROW_QUADS = WIDTH / 8u;
 const uint PITCH = ROW_QUADS + 1u;  // a quad of padding keeps rows off each other's banks
 const uint FETCHES = BLOCK_KEYS * ROW_QUADS / THREADS;  // quads of a tile of keys that an invocation loads
+const uint COL_TILES = WIDTH / EDGE;       // matrices across head_dim and value_dim
+const uint KEY_TILES = BLOCK_KEYS / EDGE;  // and across a tile of keys
+const uint EDGE_QUADS = EDGE / 8u;
+const uint STAGE = BLOCK_KEYS * PITCH;     // quads of a staged tile
 
-shared uint open_stamp[2];   // the tile that the mask leaves open to somebody; two, so that one barrier will do
-shared uint dirty_keys[BLOCK_KEYS / 16u];  // per parity of the tile: keys whose values are not all finite, a bit each
+// Two tiles of keys and two of values: one is multiplied while the next one comes in. Before them, the queries.
+shared uvec4 stage[4u * STAGE];
+shared ScoreRow score_rows[BLOCK_ROWS];
+shared float row_factor[BLOCK_ROWS];
+shared uint open_stamp[2];  // the tile that the mask leaves open to somebody; two, so that one barrier will do
+shared uint dirty_keys[4];  // of four tiles in turn: keys whose values are not all finite, a bit each
+
+#define QUERIES coopmat<ELEMENT, gl_ScopeSubgroup, EDGE, EDGE, gl_MatrixUseA>
+#define KEYS coopmat<ELEMENT, gl_ScopeSubgroup, EDGE, EDGE, gl_MatrixUseB>
+#define SUMS coopmat<float, gl_ScopeSubgroup, EDGE, EDGE, gl_MatrixUseAccumulator>
+
+// The first row of this subgroup in the tile.
+uint own_rows() { return gl_SubgroupID * EDGE * ROW_TILES; }
 
 // Not 0 if the quad holds an infinity or a NaN: only then does adding 1 to an exponent's last bit carry out of it.
 uint not_finite(uvec4 quad) {
@@ -75,19 +90,19 @@ float quad_element(uvec4 quad, uint e) {
 }
 
 // Whether the mask leaves anything of the tile [col0, col0 + BLOCK_KEYS) open; the same answer in the whole workgroup.
-bool tile_open(ScoreRule rule, RowTile tile, uint col0, uint stamp) {
+bool tile_open(ScoreRule rule, uint col0, uint stamp) {
     bool open = false;
     for (uint i = gl_LocalInvocationIndex; i < BLOCK_ROWS * BLOCK_KEYS && !open; i += THREADS)
-        open = attended(rule, score_row(tile, tile.first + i / BLOCK_KEYS), col0 + i % BLOCK_KEYS);
+        open = attended(rule, score_rows[i / BLOCK_KEYS], col0 + i % BLOCK_KEYS);
     if (open) open_stamp[stamp & 1u] = stamp;
     barrier();
     return open_stamp[stamp & 1u] == stamp;
 }
 
 // The first tile at or after col0 that is not closed by the mask, or some place at or after `end`.
-uint next_open(ScoreRule rule, RowTile tile, uint col0, uint end, inout uint stamp) {
+uint next_open(ScoreRule rule, uint col0, uint end, inout uint stamp) {
     if (rule.mask_kind == 0u) return col0;
-    while (col0 < end && !tile_open(rule, tile, col0, ++stamp)) col0 += BLOCK_KEYS;
+    while (col0 < end && !tile_open(rule, col0, ++stamp)) col0 += BLOCK_KEYS;
     return col0;
 }
 
@@ -95,4 +110,19 @@ uint next_open(ScoreRule rule, RowTile tile, uint col0, uint end, inout uint sta
 float score_2(float dot_product, ScoreRule rule, ScoreRow row, uint key) {
     return masked_score(dot_product, rule, row, key) * LOG2_E;
 }
+
+// What is to be added to the sum of a row of the tile and an element of value_dim for key j, whose values are not all
+// finite and lie at `at`: its value, if that is not finite and the row attends it; else 0.
+float not_finite_term(uint row, uint element, uint j, uint at, uint quads) {
+    if (element / 8u >= quads || !attended(score_rule(), score_rows[row], j)) return 0.0;
+    float v = quad_element(value[at + element / 8u], element % 8u);
+    return isnan(v) || isinf(v) ? v : 0.0;
+}
+
+// Weights as operands: in bfloat16 one matrix for the leading bits and one for the rest, as 8 bits are too few.
+#if defined(DTYPE_BF16)
+const uint PARTS = 2u;
+#else
+const uint PARTS = 1u;
+#endif
 #endif
