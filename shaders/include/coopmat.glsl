@@ -53,8 +53,8 @@ const uint KEY_TILES = BLOCK_KEYS / EDGE;  // and across a tile of keys
 const uint EDGE_QUADS = EDGE / 8u;
 const uint STAGE = BLOCK_KEYS * PITCH;     // quads of a staged tile
 
-// Two tiles of keys and two of values: one is multiplied while the next one comes in. Before them, the queries.
-shared uvec4 stage[4u * STAGE];
+// A tile of keys, then one of values. Before them, the queries; after them, the outputs.
+shared uvec4 stage[max(2u * STAGE, SUBGROUPS * EDGE * PITCH)];
 shared ScoreRow score_rows[BLOCK_ROWS];
 shared float row_factor[BLOCK_ROWS];
 shared uint open_stamp[2];  // the tile that the mask leaves open to somebody; two, so that one barrier will do

@@ -34,33 +34,34 @@ void stash(uvec4 held[FETCHES], uint at) {
 }
 
 // The same for values of a tile that not every row sees whole: what is not finite is left out and its key noted.
-void stash_finite(uvec4 held[FETCHES], uint at, uint slot) {
+void stash_finite(uvec4 held[FETCHES], uint slot) {
     [[unroll]] for (uint i = 0u; i < FETCHES; ++i) {
         uint n = gl_LocalInvocationIndex + THREADS * i;
-        stage[at + n / ROW_QUADS * PITCH + n % ROW_QUADS] = only_finite(held[i]);
+        stage[STAGE + n / ROW_QUADS * PITCH + n % ROW_QUADS] = only_finite(held[i]);
         if (not_finite(held[i]) != 0u) atomicOr(dirty_keys[slot], 1u << (n / ROW_QUADS));
     }
 }
 
-// The products of the subgroup's queries with the keys staged at `at`.
-void multiply_keys(QUERIES q[ROW_TILES * COL_TILES], uint at, out SUMS s[ROW_TILES * KEY_TILES]) {
+// The products of the subgroup's queries with the staged keys.
+void multiply_keys(QUERIES q[ROW_TILES * COL_TILES], out SUMS s[ROW_TILES * KEY_TILES]) {
     [[unroll]] for (uint n = 0u; n < ROW_TILES * KEY_TILES; ++n) s[n] = SUMS(0.0);
     [[unroll]] for (uint d = 0u; d < COL_TILES; ++d)
         [[unroll]] for (uint n = 0u; n < KEY_TILES; ++n) {
             KEYS k;
-            coopMatLoad(k, stage, at + n * EDGE * PITCH + d * EDGE_QUADS, PITCH,
+            coopMatLoad(k, stage, n * EDGE * PITCH + d * EDGE_QUADS, PITCH,
                         gl_CooperativeMatrixLayoutColumnMajor);
             [[unroll]] for (uint m = 0u; m < ROW_TILES; ++m)
                 s[m * KEY_TILES + n] = coopMatMulAdd(q[m * COL_TILES + d], k, s[m * KEY_TILES + n]);
         }
 }
 
-// Adds the weighted values staged at `at` to the sums.
-void add_values(QUERIES p[ROW_TILES * KEY_TILES * PARTS], uint at, inout SUMS acc[ROW_TILES * COL_TILES]) {
+// Adds the weighted staged values to the sums.
+void add_values(QUERIES p[ROW_TILES * KEY_TILES * PARTS], inout SUMS acc[ROW_TILES * COL_TILES]) {
     [[unroll]] for (uint n = 0u; n < KEY_TILES; ++n)
         [[unroll]] for (uint d = 0u; d < COL_TILES; ++d) {
             KEYS v;
-            coopMatLoad(v, stage, at + n * EDGE * PITCH + d * EDGE_QUADS, PITCH, gl_CooperativeMatrixLayoutRowMajor);
+            coopMatLoad(v, stage, STAGE + n * EDGE * PITCH + d * EDGE_QUADS, PITCH,
+                        gl_CooperativeMatrixLayoutRowMajor);
             [[unroll]] for (uint m = 0u; m < ROW_TILES; ++m)
                 [[unroll]] for (uint low = 0u; low < PARTS; ++low)
                     acc[m * COL_TILES + d] = coopMatMulAdd(p[(m * KEY_TILES + n) * PARTS + low], v,
@@ -110,49 +111,50 @@ void main() {
         SUMS acc[ROW_TILES * COL_TILES];
         [[unroll]] for (uint n = 0u; n < ROW_TILES * COL_TILES; ++n) acc[n] = SUMS(0.0);
 
-        // Tile `turn` of keys and values lies at 2 (turn % 2) STAGE and after it; the next one at the other place.
         uvec4 held[FETCHES];
         uint col0 = next_open(rule, begin, end, stamp);
-        bool plain = unchanged && col0 >= all_begin && col0 + BLOCK_KEYS <= all_end;
         if (col0 < end) {
-            uint at = turn % 2u * 2u * STAGE;
             FETCH(held, key, key_at, key_step, col0, end, head_quads)
-            stash(held, at);
-            FETCH(held, value, value_at, value_step, col0, end, value_quads)
-            if (plain) stash(held, at + STAGE);
-            else stash_finite(held, at + STAGE, turn % 4u);
+            stash(held, 0u);
         }
         barrier();
         while (col0 < end) {
-            uint next = next_open(rule, col0 + BLOCK_KEYS, end, stamp);
-            bool next_plain = unchanged && next >= all_begin && next + BLOCK_KEYS <= all_end;
-            uint at = turn % 2u * 2u * STAGE, next_at = 2u * STAGE - at;
+            bool plain = unchanged && col0 >= all_begin && col0 + BLOCK_KEYS <= all_end;
             if (gl_LocalInvocationIndex == 0u) dirty_keys[(turn + 2u) % 4u] = 0u;
             SUMS s[ROW_TILES * KEY_TILES];
             QUERIES p[ROW_TILES * KEY_TILES * PARTS];
+#ifndef LATE
+            FETCH(held, value, value_at, value_step, col0, end, value_quads)
+#endif
+            multiply_keys(q, s);
+            weigh(plain, rule, col0, s, acc, online, p);
+#ifdef LATE
+            FETCH(held, value, value_at, value_step, col0, end, value_quads)
+#endif
+            if (plain && PARTS == 1u) stash(held, STAGE);
+            else stash_finite(held, turn % 4u);
+            barrier();
+            uint next = next_open(rule, col0 + BLOCK_KEYS, end, stamp);
+#ifndef LATE
             if (next < end) {
                 FETCH(held, key, key_at, key_step, next, end, head_quads)
             }
-            multiply_keys(q, at, s);
-            if (next < end) {
-                stash(held, next_at);
-                FETCH(held, value, value_at, value_step, next, end, value_quads)
-            }
-            weigh(plain, rule, col0, s, acc, online, p);
-            add_values(p, at + STAGE, acc);
-            if (next < end) {
-                if (next_plain) stash(held, next_at + STAGE);
-                else stash_finite(held, next_at + STAGE, (turn + 1u) % 4u);
-            }
-            if (!plain) {
+#endif
+            add_values(p, acc);
+            if (!plain || PARTS > 1u) {
                 for (uint dirty = dirty_keys[turn % 4u]; dirty != 0u; dirty &= dirty - 1u) {
                     uint j = col0 + uint(findLSB(dirty));
                     add_not_finite(j, value_at + j * value_step, value_quads, acc);
                 }
             }
+#ifdef LATE
+            if (next < end) {
+                FETCH(held, key, key_at, key_step, next, end, head_quads)
+            }
+#endif
+            if (next < end) stash(held, 0u);
             barrier();
             col0 = next;
-            plain = next_plain;
             ++turn;
         }
         end_rows(tile, online);
