@@ -55,7 +55,6 @@ layout(set = 0, binding = 7) coherent writeonly buffer Out { QUERY outputs[]; };
 layout(set = 0, binding = 8) coherent writeonly buffer Lse { float lse[]; };
 #include "tiles.glsl"
 #include "score.glsl"
-#include "split.glsl"
 
 const uint MAX_VECS = 64u;           // vecs of head_dim or value_dim at most
 const uint CHUNK = 32u;              // vecs of value_dim that are summed at once; there are two chunks
@@ -67,6 +66,8 @@ shared vec4 p_tile[ROWS * THREADS];       // dot products, then weights, of a bl
 shared float lane_max[THREADS], lane_sum[THREADS];
 shared float row_shrink[ROWS], row_max_of[ROWS];
 shared vec4 merge_sums[THREADS];
+#define WAY_SUMS merge_sums
+#include "split.glsl"
 
 void load_queries(RowTile tile) {
     for (uint i = gl_LocalInvocationIndex; i < uint(ROWS) * head_vecs(); i += THREADS) {
@@ -227,7 +228,7 @@ void main() {
                         if (y == 0u && num_splits() > 1u && e < value_vecs()) parts[at + 1u + e] = sum;
                     }
                 }
-                if (num_splits() == 1u) write_lse(tile, tile.first + r, whole);
+                if (lane == 0u && num_splits() == 1u) write_lse(tile, tile.first + r, whole);
                 else if (lane == 0u) parts[at] = vec4(whole, 0.0, 0.0);
             }
         }

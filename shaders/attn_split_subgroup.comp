@@ -21,8 +21,9 @@
 #extension GL_KHR_shader_subgroup_shuffle : require
 #extension GL_KHR_shader_subgroup_vote : require
 
-#define THREADS 128u
-layout(local_size_x = 128) in;
+layout(local_size_x = 128, local_size_x_id = 0) in;
+layout(constant_id = 0) const uint THREADS = 128u;
+layout(constant_id = 1) const uint USED_ROWS = 8u;  // of ROWS: what is not used costs no register
 layout(push_constant) uniform Push {
     uint params_base;
     uint query_base;
@@ -74,9 +75,11 @@ layout(set = 0, binding = 7) coherent writeonly buffer Out { QUERY outputs[]; };
 layout(set = 0, binding = 8) coherent writeonly buffer Lse { float lse[]; };
 #include "tiles.glsl"
 #include "score.glsl"
-#include "split.glsl"
 
-shared vec4 sums[THREADS * VECS];  // one row's acc: a run of LANES * VECS for each subgroup
+#define RUN (LANES * VECS)
+shared vec4 sums[THREADS * VECS];  // one row's acc, or two where half of it suffices: a RUN for each subgroup
+#define WAY_SUMS sums
+#include "split.glsl"
 shared vec2 group_state[THREADS / LANES * ROWS];  // (row_max, row_sum) of each subgroup and row
 
 uint lane() { return gl_SubgroupInvocationID % LANES; }
@@ -128,7 +131,7 @@ void attend(RowTile tile, uint begin, uint end, inout State state, inout vec4 ac
         [[unroll]] for (uint i = 0u; i < VECS; ++i) {
             uint d = vec_index(i);
             q[r * VECS + i] = vec4(0.0);
-            if (row < tile.rows && d < head_vecs())
+            if (r < USED_ROWS && row < tile.rows && d < head_vecs())
                 q[r * VECS + i] = query_vec(query[push.query_base + tile.b * q_stride_batch()
                     + row_head(tile, row) * q_stride_head() + row_token(row) * q_stride_row() + d]);
         }
@@ -148,7 +151,6 @@ void attend(RowTile tile, uint begin, uint end, inout State state, inout vec4 ac
     uint j0 = begin + lane_group();
     for (uint round = 0u; round < rounds; ++round, j0 += groups * IN_FLIGHT) {
         uvec4 k[IN_FLIGHT * QUADS], v[IN_FLIGHT * QUADS];
-        uint dirty = 0u;
         [[unroll]] for (uint u = 0u; u < IN_FLIGHT; ++u) {
             uint j = j0 + u * groups;
             [[unroll]] for (uint n = 0u; n < QUADS; ++n) {
@@ -172,8 +174,8 @@ void attend(RowTile tile, uint begin, uint end, inout State state, inout vec4 ac
             [[unroll]] for (uint u = 0u; u < IN_FLIGHT; ++u)
                 x[u] = quad_vec(k[u * QUADS + i / QUAD_VECS], i % QUAD_VECS);
             [[unroll]] for (uint r = 0u; r < ROWS; ++r)  // rows that do not exist have queries of 0
-                [[unroll]] for (uint u = 0u; u < IN_FLIGHT; ++u) 
-                    s[r * IN_FLIGHT + u] = dot_add(q[r * VECS + i], x[u], s[r * IN_FLIGHT + u]);
+                [[unroll]] for (uint u = 0u; u < IN_FLIGHT; ++u)
+                    if (r < USED_ROWS) s[r * IN_FLIGHT + u] = dot_add(q[r * VECS + i], x[u], s[r * IN_FLIGHT + u]);
         }
         sum_over_lanes(s);
 
@@ -189,35 +191,43 @@ void attend(RowTile tile, uint begin, uint end, inout State state, inout vec4 ac
             new_max = max(new_max, subgroupShuffleXor(new_max, step));
         float shrink = exp(state.row_max - new_max), sum = 0.0;
         float p[ELEMENTS];
+        bool is_zero = false;  // a weight of 0 must not meet an infinity or a NaN; keys beyond the end were read as 0
         [[unroll]] for (uint i = 0u; i < ELEMENTS; ++i) {
             p[i] = floatBitsToUint(s[i]) == MINUS_INFINITY ? 0.0 : exp(s[i] - new_max);
             sum += p[i];
+            is_zero = is_zero || (p[i] == 0.0 && j0 + ((first + i) % IN_FLIGHT) * groups < end);
         }
+        is_zero = is_zero && tile.first + first / IN_FLIGHT < tile.rows;
         [[unroll]] for (uint step = 1u; step < SHARERS; step *= 2u) sum += subgroupShuffleXor(sum, step);
         state.row_sum = state.row_sum * shrink + sum;
         state.row_max = new_max;
 
-        [[unroll]] for (uint n = 0u; n < IN_FLIGHT * QUADS; ++n) dirty |= not_finite(v[n]);
-        bool clean = !subgroupAny(dirty != 0u);
-        float weight[SCORES], row_shrink[ROWS];
-        [[unroll]] for (uint r = 0u; r < ROWS; ++r)
-            row_shrink[r] = subgroupShuffle(shrink, home + r * IN_FLIGHT / ELEMENTS);
+        bool careful = subgroupAny(is_zero);
+        if (subgroupAny(shrink != 1.0)) {
+            [[unroll]] for (uint r = 0u; r < ROWS; ++r) {
+                if (r >= USED_ROWS) continue;
+                float factor = subgroupShuffle(shrink, home + r * IN_FLIGHT / ELEMENTS);
+                [[unroll]] for (uint i = 0u; i < VECS; ++i) acc[r * VECS + i] *= factor;
+            }
+        }
+        float weight[SCORES];
         [[unroll]] for (uint i = 0u; i < SCORES; ++i)
-            weight[i] = subgroupShuffle(p[i % ELEMENTS], home + i / ELEMENTS);
+            if (i / IN_FLIGHT < USED_ROWS) weight[i] = subgroupShuffle(p[i % ELEMENTS], home + i / ELEMENTS);
         [[unroll]] for (uint i = 0u; i < VECS; ++i) {
             vec4 x[IN_FLIGHT];
             [[unroll]] for (uint u = 0u; u < IN_FLIGHT; ++u)
                 x[u] = quad_vec(v[u * QUADS + i / QUAD_VECS], i % QUAD_VECS);
             [[unroll]] for (uint r = 0u; r < ROWS; ++r) {
-                vec4 part = vec4(0.0);
-                if (clean) {
+                if (r >= USED_ROWS) continue;
+                vec4 sum = acc[r * VECS + i];
+                if (!careful) {
                     [[unroll]] for (uint u = 0u; u < IN_FLIGHT; ++u)
-                        part = fma(vec4(weight[r * IN_FLIGHT + u]), x[u], part);
-                } else {  // rare: a weight of 0 must not meet an infinity or a NaN
+                        sum = fma(vec4(weight[r * IN_FLIGHT + u]), x[u], sum);
+                } else {
                     [[unroll]] for (uint u = 0u; u < IN_FLIGHT; ++u)
-                        if (weight[r * IN_FLIGHT + u] != 0.0) part = fma(vec4(weight[r * IN_FLIGHT + u]), x[u], part);
+                        if (weight[r * IN_FLIGHT + u] != 0.0) sum = fma(vec4(weight[r * IN_FLIGHT + u]), x[u], sum);
                 }
-                acc[r * VECS + i] = fma(acc[r * VECS + i], vec4(row_shrink[r]), part);
+                acc[r * VECS + i] = sum;
             }
         }
     }
@@ -234,32 +244,34 @@ void merge_states(State state) {
     if (gl_SubgroupInvocationID < LANES) group_state[gl_SubgroupID * ROWS + r] = vec2(state.row_max, state.row_sum);
 }
 
-// Merge one row over the workgroup: afterwards sums[0 .. value vecs) are relative to the returned row_max.
-vec2 merge_row(uint r, float own_max, vec4 acc[VECS]) {
-    vec2 whole = group_state[r];
-    for (uint g = 1u; g < gl_NumSubgroups; ++g) whole = merged(whole, group_state[g * ROWS + r]);
+// One row's state and acc over the workgroup, as a part or, where there is one split, as the result.
+void finish_row(RowTile tile, uint item, uint split, uint r, float own_max, vec4 acc[VECS]) {
+    vec2 whole = vec2(LOWEST, 0.0);
+    for (uint g = 0u; g < gl_NumSubgroups; ++g) whole.x = max(whole.x, group_state[g * ROWS + r].x);
+    for (uint g = 0u; g < gl_NumSubgroups; ++g)
+        whole.y = fma(group_state[g * ROWS + r].y, exp(group_state[g * ROWS + r].x - whole.x), whole.y);
     float factor = exp(own_max - whole.x);  // acc is relative to the row_max of this invocation's lane group
+    bool is_double = gl_SubgroupSize >= 2u * LANES;  // then rows take turns with the halves of sums
+    uint base = is_double ? (r & 1u) * (THREADS * VECS / 2u) : 0u;
     [[unroll]] for (uint i = 0u; i < VECS; ++i) {
-        acc[i] *= factor;
-        for (uint step = LANES; step < gl_SubgroupSize; step *= 2u) acc[i] += subgroupShuffleXor(acc[i], step);
-    }
-    uint width = LANES * VECS;
-    barrier();
-    if (gl_SubgroupInvocationID < LANES)
-        [[unroll]] for (uint i = 0u; i < VECS; ++i) sums[gl_SubgroupID * width + vec_index(i)] = acc[i];
-    barrier();
-    for (uint e = gl_LocalInvocationIndex; e < min(value_vecs(), width); e += THREADS) {
-        vec4 sum = sums[e];
-        for (uint g = 1u; g < gl_NumSubgroups; ++g) sum += sums[g * width + e];
-        sums[e] = sum;  // only this invocation reads column e of the other runs
+        vec4 sum = acc[i] * factor;
+        for (uint step = LANES; step < gl_SubgroupSize; step *= 2u) sum += subgroupShuffleXor(sum, step);
+        if (gl_SubgroupInvocationID < LANES) sums[base + gl_SubgroupID * RUN + vec_index(i)] = sum;
     }
     barrier();
-    return whole;
+    bool is_whole = num_splits() == 1u;
+    uint at = part_index(item, split, r);
+    for (uint e = gl_LocalInvocationIndex; e < (is_whole ? out_vecs() : value_vecs()); e += THREADS) {
+        vec4 sum = vec4(0.0);
+        if (e < value_vecs())
+            for (uint g = 0u; g < gl_NumSubgroups; ++g) sum += sums[base + g * RUN + e];
+        if (is_whole) write_out(tile, tile.first + r, e, sum, whole);
+        else parts[at + 1u + e] = sum;
+    }
+    if (gl_LocalInvocationIndex == 0u && is_whole) write_lse(tile, tile.first + r, whole);
+    else if (gl_LocalInvocationIndex == 0u) parts[at] = vec4(whole, 0.0, 0.0);
+    if (!is_double) barrier();
 }
-
-// Take row n of acc if r is n: a register array must be indexed by constants only, or it goes to memory.
-#define PICK(n) \
-    if (r == (n)) [[unroll]] for (uint i = 0u; i < VECS; ++i) mine[i] = acc[(n) * VECS + i];
 
 void main() {
     uint items = num_row_tiles() * num_splits();
@@ -275,34 +287,16 @@ void main() {
         barrier();
         merge_states(state);
         barrier();
-        for (uint r = 0u; r < ROWS; ++r) {
-            uint holder = gl_SubgroupInvocationID - lane() + r * IN_FLIGHT / ELEMENTS;
-            float own_max = subgroupShuffle(state.row_max, holder);
-            if (tile.first + r < tile.rows) {
+        [[unroll]] for (uint r = 0u; r < ROWS; ++r) {
+            if (r < USED_ROWS && tile.first + r < tile.rows) {
+                uint holder = gl_SubgroupInvocationID - lane() + r * IN_FLIGHT / ELEMENTS;
+                float own_max = subgroupShuffle(state.row_max, holder);
                 vec4 mine[VECS];
-                PICK(0u)
-                PICK(1u)
-                PICK(2u)
-                PICK(3u)
-#if ROWS == 8
-                PICK(4u)
-                PICK(5u)
-                PICK(6u)
-                PICK(7u)
-#endif
-                vec2 whole = merge_row(r, own_max, mine);
-                if (num_splits() == 1u) {
-                    for (uint e = gl_LocalInvocationIndex; e < out_vecs(); e += THREADS)
-                        write_out(tile, tile.first + r, e, e < value_vecs() ? sums[e] : vec4(0.0), whole);
-                    write_lse(tile, tile.first + r, whole);
-                } else {
-                    uint at = part_index(item, split, r);
-                    if (gl_LocalInvocationIndex == 0u) parts[at] = vec4(whole, 0.0, 0.0);
-                    for (uint e = gl_LocalInvocationIndex; e < value_vecs(); e += THREADS) parts[at + 1u + e] = sums[e];
-                }
-                barrier();
+                [[unroll]] for (uint i = 0u; i < VECS; ++i) mine[i] = acc[r * VECS + i];
+                finish_row(tile, item, split, r, own_max, mine);
             }
         }
         if (num_splits() > 1u && is_last(item)) merge_parts(tile, item);
+        barrier();
     }
 }

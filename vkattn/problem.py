@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+from dataclasses import astuple, dataclass
 
 import numpy as np
 
@@ -25,6 +26,14 @@ class Problem:
     value_dtype: str
     layout: str = "bhsd"
     mask: str | None = None  # None, "bool" or "float32"
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash(astuple(self))
+
+    def __hash__(self) -> int:
+        """Return a hash that is computed once: problems are keys in every run."""
+        return self._hash
 
     @property
     def group_size(self) -> int:

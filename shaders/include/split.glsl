@@ -1,16 +1,15 @@
 // The parts of one item that the splits of its keys leave, and their merge by the last workgroup to finish.
-// Includer must define ROWS, THREADS (the size of a workgroup), QUERY and out_words, and the buffers parts (vec4), tickets (uint), outputs and lse.
+// Includer must define ROWS, THREADS (the size of a workgroup), QUERY and out_words, the buffers parts (vec4), tickets
+// (uint), outputs and lse, and a shared array WAY_SUMS of THREADS vec4s or more.
 #ifndef VKATTN_SPLIT
 #define VKATTN_SPLIT
 
 const float LOWEST = -3.4028235e38;  // row_max starts finite: minus infinity less it is never NaN
 const uint NOT_A_NUMBER = 0x7FC00000u;
 const float HIGHEST_SUM = 1.0e30;    // far beyond any number of keys: e^NaN may be infinity, and so may ln NaN
-const uint MAX_SPLITS = 128u;        // parts of one row at most
+const uint FLYING = 8u;              // parts on the way at once to an invocation
 
-shared vec2 part_state[uint(ROWS) * MAX_SPLITS];  // (row_max, row_sum) of each part
-shared vec2 share_state[THREADS];
-shared vec2 row_state[ROWS];
+shared vec2 way_state[THREADS];
 shared uint ticket;
 
 // Two (row_max, row_sum) as one.
@@ -37,8 +36,9 @@ void write_out(RowTile tile, uint row, uint e, vec4 sum, vec2 whole) {
             + row_token(row) * out_stride_row() + e] = out_words(whole.y == 0.0 ? vec4(0.0) : sum * factor);
 }
 
+// By one invocation.
 void write_lse(RowTile tile, uint row, vec2 whole) {
-    if ((flags() & FLAG_LSE) == 0u || gl_LocalInvocationIndex != 0u) return;
+    if ((flags() & FLAG_LSE) == 0u) return;
     vec2 state = with_sink(tile, row, whole);
     uint lse_row = (q_len() + 3u) & ~3u, token = row_token(row);
     uint at = push.lse_base + (tile.b * num_kv_heads() * group_size() + row_head(tile, row)) * lse_row + token;
@@ -61,48 +61,61 @@ bool is_last(uint item) {
     return ticket + 1u == num_splits();
 }
 
-// Merge all splits of the item's rows: their states first, then each output vec with independent loads in flight.
-void merge_parts(RowTile tile, uint item) {
-    uint lane = gl_LocalInvocationIndex, splits = num_splits(), rows = min(tile.rows - tile.first, uint(ROWS));
-    for (uint i = lane; i < rows * splits; i += THREADS) {
-        vec4 state = parts[part_index(item, i % splits, i / splits)];
-        part_state[i] = state.xy;
-    }
-    barrier();
-    const uint SHARE = THREADS / uint(ROWS);  // invocations that go through the states of one row
-    uint own_row = lane / SHARE;
-    vec2 own = vec2(LOWEST, 0.0);
-    if (own_row < rows)
-        for (uint s = lane % SHARE; s < splits; s += SHARE) own = merged(own, part_state[own_row * splits + s]);
-    share_state[lane] = own;
-    barrier();
-    if (lane < rows) {
-        vec2 whole = vec2(LOWEST, 0.0);
-        for (uint i = 0u; i < SHARE; ++i) whole = merged(whole, share_state[lane * SHARE + i]);
-        row_state[lane] = whole;
-    }
-    barrier();
-    for (uint i = lane; i < rows * splits; i += THREADS)  // from here on part_state.x is the weight of a part
-        part_state[i].x = part_state[i].y > 0.0 ? exp(part_state[i].x - row_state[i / splits].x) : 0.0;
-    barrier();
-    uint step = uint(ROWS) * (1u + value_vecs());
-    for (uint i = lane; i < rows * out_vecs(); i += THREADS) {
-        uint r = i / out_vecs(), e = i % out_vecs();
-        vec4 sum = vec4(0.0);
-        if (e < value_vecs()) {
-            uint at = part_index(item, 0u, r) + 1u + e;
-            for (uint s = 0u; s < splits; s += 4u) {
-                vec4 x[4];
-                [[unroll]] for (uint t = 0u; t < 4u; ++t) x[t] = parts[at + min(s + t, splits - 1u) * step];
-                [[unroll]] for (uint t = 0u; t < 4u; ++t) {
-                    float weight = s + t < splits ? part_state[r * splits + s + t].x : 0.0;
-                    if (weight > 0.0) sum = fma(x[t], vec4(weight), sum);
-                }
+// One vec of a row, and the row's state: every `ways`-th part from part `way` on, with independent loads in flight.
+vec2 merge_vec(uint at, uint e, uint way, uint ways, out vec4 sum) {
+    uint splits = num_splits(), step = uint(ROWS) * (1u + value_vecs());
+    vec2 state = vec2(LOWEST, 0.0);
+    sum = vec4(0.0);
+    for (uint s = way; s < splits; s += FLYING * ways) {
+        vec4 x[FLYING];
+        vec2 part[FLYING];
+        float new_max = state.x;
+        [[unroll]] for (uint t = 0u; t < FLYING; ++t) {
+            uint from = at + min(s + t * ways, splits - 1u) * step;
+            part[t] = parts[from].xy;
+            x[t] = parts[from + 1u + e];
+        }
+        [[unroll]] for (uint t = 0u; t < FLYING; ++t) new_max = max(new_max, part[t].x);
+        float shrink = exp(state.x - new_max);
+        state = vec2(new_max, state.y * shrink);
+        sum *= shrink;
+        [[unroll]] for (uint t = 0u; t < FLYING; ++t) {
+            float weight = exp(part[t].x - new_max);
+            if (s + t * ways < splits && part[t].y != 0.0) {  // an empty part holds nothing
+                state.y = fma(part[t].y, weight, state.y);
+                if (weight > 0.0) sum = fma(x[t], vec4(weight), sum);
             }
         }
-        write_out(tile, tile.first + r, e, sum, row_state[r]);
     }
-    for (uint r = 0u; r < rows; ++r) write_lse(tile, tile.first + r, row_state[r]);
+    return state;
+}
+
+// Merge all splits of the item's rows. Where there are fewer output vecs than invocations, several share one.
+void merge_parts(RowTile tile, uint item) {
+    uint lane = gl_LocalInvocationIndex, rows = min(tile.rows - tile.first, uint(ROWS)), vecs = rows * out_vecs();
+    uint ways = max(THREADS / vecs, 1u);
+    for (uint first = 0u; first < vecs; first += THREADS) {  // once, if there are several ways
+        uint i = first + (ways > 1u ? lane % vecs : lane), way = ways > 1u ? lane / vecs : 0u;
+        uint r = i / out_vecs(), e = i % out_vecs();
+        bool is_live = i < vecs && way < ways;
+        vec4 sum = vec4(0.0);
+        vec2 whole = vec2(LOWEST, 0.0);
+        if (is_live) whole = merge_vec(part_index(item, 0u, r), min(e, value_vecs() - 1u), way, ways, sum);
+        if (ways > 1u) {
+            WAY_SUMS[lane] = sum;
+            way_state[lane] = whole;
+            barrier();
+            for (uint w = 1u; way == 0u && w < ways; ++w) {
+                vec2 other = way_state[lane + w * vecs], both = merged(whole, other);
+                sum = sum * exp(whole.x - both.x) + WAY_SUMS[lane + w * vecs] * exp(other.x - both.x);
+                whole = both;
+            }
+        }
+        if (is_live && way == 0u) {
+            write_out(tile, tile.first + r, e, e < value_vecs() ? sum : vec4(0.0), whole);
+            if (e == 0u) write_lse(tile, tile.first + r, whole);
+        }
+    }
     barrier();
 }
 #endif

@@ -23,9 +23,9 @@ def test_constants_are_those_of_the_shaders() -> None:
     base = (SHADERS / "attn_split.comp").read_text()
     assert f"#define ROWS {split.BASE_ROWS}\n" in base
     assert f"const uint MAX_VECS = {split.MAX_DIM // 4}u;" in base
-    found = re.search(r"const uint MAX_SPLITS = (\d+)u;", (SHADERS / "include" / "split.glsl").read_text())
-    assert found
-    assert int(found[1]) == split.MAX_SPLITS
+    subgroup = (SHADERS / "attn_split_subgroup.comp").read_text()
+    assert f"local_size_x = {split.FEWEST_THREADS}," in subgroup
+    assert f"const uint THREADS = {split.FEWEST_THREADS}u;" in subgroup
 
 
 def test_every_variant_is_chosen_somewhere() -> None:
@@ -77,6 +77,16 @@ def test_splits_always_fit_their_buffer(device_type: str) -> None:
             if splits > 1:
                 items = split.num_items(problem, rows, q_len)
                 assert items * splits * split.part_words(problem, rows) <= scratch["parts"]
+
+
+def test_workgroups_are_as_large_as_the_device_allows() -> None:
+    info = fake_device_info(subgroup_size=32, max_workgroup_invocations=1024, max_workgroup_size=(1024, 1024, 64),
+                            **GPU)
+    assert split.shape(PROBLEM, info).spec == (256, 3)
+    for limit in ({"max_workgroup_invocations": 128}, {"max_workgroup_size": (128, 128, 64)},
+                  {"max_shared_memory_bytes": 8 << 10}, {"device_type": "integrated"}):
+        assert split.shape(PROBLEM, dataclasses.replace(info, **limit)).spec == (128, 3)
+    assert split.shape(dataclasses.replace(PROBLEM, max_q_len=8), info).spec == (256, 8)
 
 
 def test_longer_caches_are_split_further() -> None:

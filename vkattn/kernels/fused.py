@@ -51,18 +51,21 @@ def variant_reasons(kernel: Variant, info: DeviceInfo) -> list[str]:
 
 def variants(problem: Problem, info: DeviceInfo) -> tuple[Variant]:
     """Return the first candidate that the device can run, or the last one if it can run none."""
-    able = [kernel for kernel, reasons in candidates(problem, info) if not reasons]
-    return (able[0] if able else candidates(problem, info)[-1][0],)
+    all_of_them = candidates(problem, info)
+    able = (kernel for kernel, reasons in all_of_them if not reasons and not loop_reasons(kernel, problem, info))
+    return (next(able, all_of_them[-1][0]),)
+
+
+def loop_reasons(kernel: Variant, problem: Problem, info: DeviceInfo) -> list[str]:
+    """Return why ``kernel`` cannot go through as many keys on the device; empty if it can."""
+    worst = item_iterations(problem, problem.max_kv_len, kernel)
+    return [too_long(f"kv_len {problem.max_kv_len}", worst)] if items_that_fit(worst, info) == 0 else []
 
 
 def not_supported_reasons(problem: Problem, info: DeviceInfo) -> list[str]:
     """Return why this family cannot compute ``problem`` on the device; empty if it can. Any size will do."""
     kernel = variants(problem, info)[0]
-    reasons = variant_reasons(kernel, info)
-    worst = item_iterations(problem, problem.max_kv_len, kernel)
-    if items_that_fit(worst, info) == 0:
-        reasons.append(too_long(f"kv_len {problem.max_kv_len}", worst))
-    return reasons
+    return variant_reasons(kernel, info) + loop_reasons(kernel, problem, info)
 
 
 def item_iterations(problem: Problem, max_kv_len: int, kernel: Variant) -> int:

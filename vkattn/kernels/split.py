@@ -7,6 +7,7 @@ and the last workgroup of a head to finish merges the parts.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -25,7 +26,7 @@ NAME = "split"
 #: Query rows of a KV head, q_len times group_size, beyond which each key would be read more than a few times.
 MAX_ROWS = 64
 
-#: Parts of one head's keys at most: MAX_SPLITS in shaders/include/split.glsl; a test ties them.
+#: Parts of one head's keys at most: one workgroup merges them.
 MAX_SPLITS = 128
 
 #: Elements of a key or value row at most, and query rows of an item, in shaders/attn_split.comp; a test ties them.
@@ -35,30 +36,41 @@ BASE_ROWS = 4
 #: Devices whose subgroups only stand for vector lanes: shuffles among them cost more than the loads that they save.
 PLAIN_DEVICE_TYPES: tuple[str, ...] = ("cpu",)
 
-#: Workgroups that fill a device, by type.
-TARGET_GROUPS = {"cpu": 8, "integrated": 128, "virtual": 396, "discrete": 396, "other": 128}
+#: Invocations of a workgroup of shaders/attn_split_subgroup.comp by device type, where the device allows them. Fewer,
+#: larger workgroups leave fewer parts to merge.
+FEWEST_THREADS = 128
+THREADS = {"cpu": 128, "integrated": 128, "virtual": 256, "discrete": 256, "other": 128}
+
+#: Workgroups that fill a device, by type (264 of 256 are resident at once on an NVIDIA H200).
+TARGET_GROUPS = {"cpu": 8, "integrated": 128, "virtual": 264, "discrete": 264, "other": 128}
 
 #: Keys of a split at most, so that rounding stays far below the tolerance: each lane group adds a few hundred terms.
 MAX_KEYS_PER_SPLIT = 8192
 
 #: Splits of one head grow with the root of its keys: merging them costs time too (measured on an NVIDIA H200 with 8 KV
-#: heads: 16, 49 and 49 were best for 4096, 32768 and 131072 keys, where 396 workgroups are resident at once).
+#: heads: 16 of 16 and 33 were best for 4096 keys, 33 for 16384 and more, where 264 workgroups are resident at once).
 ROOT_DIVISOR = 4.0
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The variant for a problem on a device, and the query rows of an item."""
+    """The variant for a problem on a device, the query rows of an item, and the values of specialization constants."""
 
     kernel: Variant
     rows: int
+    spec: tuple[int, ...] = ()
 
 
 def shape(problem: Problem, info: DeviceInfo) -> Shape:
     """Return the variant to use: with subgroup shuffles if the device has them and the rows fit, else without."""
+    return _shape(problem, info, allowed_tiers(), PLAIN_DEVICE_TYPES)
+
+
+@functools.lru_cache(maxsize=256)  # asked for in every run of a graph
+def _shape(problem: Problem, info: DeviceInfo, tiers: frozenset[str], plain_device_types: tuple[str, ...]) -> Shape:
     query, key = AXIS[problem.query_dtype], AXIS[problem.key_dtype]
     base = Shape(variant(f"attn_split_{query}_{key}"), BASE_ROWS)
-    if info.device_type in PLAIN_DEVICE_TYPES or "subgroup" not in allowed_tiers():
+    if info.device_type in plain_device_types or "subgroup" not in tiers:
         return base
     quads = max(row_quads(problem.head_dim, problem.key_dtype), row_quads(problem.value_dim, problem.value_dtype))
     lanes = min(16, max(4, 1 << (quads - 1).bit_length()), info.subgroup_size)
@@ -67,7 +79,17 @@ def shape(problem: Problem, info: DeviceInfo) -> Shape:
     name = f"attn_split_subgroup_{query}_{key}_r{rows}_l{lanes}_q{held}"
     if name not in load_manifest() or device_reasons(variant(name), info):
         return base
-    return Shape(variant(name), rows)
+    return Shape(variant(name), rows, (threads(variant(name), info), min(rows, problem.max_q_len * problem.group_size)))
+
+
+def threads(kernel: Variant, info: DeviceInfo) -> int:
+    """Return the size of a workgroup of ``kernel``, whose shared memory grows with it."""
+    wanted = THREADS[info.device_type]
+    while wanted > FEWEST_THREADS and (
+            wanted > min(info.max_workgroup_invocations, info.max_workgroup_size[0])
+            or kernel.shared_bytes * wanted // FEWEST_THREADS > info.max_shared_memory_bytes):
+        wanted //= 2
+    return wanted
 
 
 def variants(problem: Problem, info: DeviceInfo) -> tuple[Variant, ...]:
@@ -103,7 +125,7 @@ def split_iterations(problem: Problem) -> int:
 def passes(problem: Problem, info: DeviceInfo) -> tuple[Pass, ...]:
     """Return the one pass."""
     chosen = shape(problem, info)
-    return (Pass(chosen.kernel, ("query", "key", "value", "mask", "parts", "tickets", "out", "lse")),)
+    return (Pass(chosen.kernel, ("query", "key", "value", "mask", "parts", "tickets", "out", "lse"), chosen.spec),)
 
 
 def num_items(problem: Problem, rows: int, q_len: int) -> int:

@@ -10,8 +10,8 @@ from ..errors import CapacityError, PlanError, ShapeError
 from ..graph.steps import Resource
 from ..graph.values import CacheValue, Position, Value, capacity
 from ..layout import check_layout, split_shape
+from .assembly import Append
 from .declare import Declarations
-from .graph import Append
 from .lower import append_step
 from .spec import AttentionSpec, check_value
 

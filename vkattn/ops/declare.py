@@ -20,7 +20,7 @@ from ..kernels.manifest import Binding, Variant
 from ..layout import QUAD_WORDS
 from ..runtime.device import Device, resolve_device
 from ..validate import per_head_option
-from .graph import Plan
+from .assembly import Plan
 from .spec import DimsBlock, check_value
 
 GRAPH_DTYPES = (*FLOAT_DTYPES, "bool")

@@ -10,11 +10,9 @@ import numpy as np
 
 from ..dtypes import numpy_dtype
 from ..errors import CapacityError, DTypeError, PlanError, ShapeError
-from ..graph.values import Dim, Shape, Value, lives, words_of
+from ..graph.values import Dim, Shape, Value, lives
 from ..kernels.three_pass import BLOCK_COLS, BLOCK_ROWS
-from ..layout import pack_into, unpack
 from ..mask import visible
-from .inputs import write_mask
 
 
 def bind_shape(name: str, shape: Shape, given: tuple[int, ...], dims: dict[str, int]) -> None:
@@ -44,29 +42,6 @@ def as_input(name: str, value: Value, given: Any) -> np.ndarray:
     return array
 
 
-def write_input(words: np.ndarray, array: np.ndarray, dtype: str) -> int:
-    """Write ``array`` at the start of ``words``; return how many words that took."""
-    count = words_of(array.shape, dtype)
-    if dtype == "bool":
-        write_mask(words[:count], array.reshape(1, 1, -1, array.shape[-1]))
-    else:
-        pack_into(words[:count], array, dtype)
-    return count
-
-
-def read_output(
-    words: np.ndarray, value: Value, dims: Mapping[str, int], scalars: Mapping[str, np.ndarray]
-) -> np.ndarray:
-    """Return a fresh array of an output's live ``words``."""
-    if value.kind != "tensor":
-        return _read_scores(words, value, dims, scalars)
-    shape = lives(value.shape, dims)
-    if value.dtype == "bool":
-        bits = words.view(np.uint8).reshape(*shape[:-1], -1)
-        return np.unpackbits(bits, axis=-1, count=shape[-1], bitorder="little").view(np.bool_)
-    return unpack(words, shape, value.dtype)
-
-
 def _score_tiles(value: Value, dims: Mapping[str, int], longest: int) -> tuple[int, int, int, int]:
     """Return the shape (batch, KV heads, rows, columns) in which the passes hold the live scores."""
     spec = value.about
@@ -75,8 +50,8 @@ def _score_tiles(value: Value, dims: Mapping[str, int], longest: int) -> tuple[i
     return batch, spec.num_kv_heads, -(-rows // BLOCK_ROWS) * BLOCK_ROWS, -(-longest // BLOCK_COLS) * BLOCK_COLS
 
 
-def _read_scores(words: np.ndarray, value: Value, dims: Mapping[str, int],
-                 scalars: Mapping[str, np.ndarray]) -> np.ndarray:
+def read_scores(words: np.ndarray, value: Value, dims: Mapping[str, int],
+                scalars: Mapping[str, np.ndarray]) -> np.ndarray:
     """Return scores or weights ``[batch, num_heads, q_len, kv_len]`` from the tiles that the passes use.
 
     Rows of the query heads of one KV head are interleaved; what no row sees by position was never written.
@@ -86,17 +61,14 @@ def _read_scores(words: np.ndarray, value: Value, dims: Mapping[str, int],
     kv_len, q_offset, _ = spec.lengths(dims, scalars)
     longest = int(kv_len.max())
     group = heads // spec.num_kv_heads
-    tiles = words.view(np.float32).reshape(_score_tiles(value, dims, longest))[:, :, : q_len * group, :longest]
+    shape = _score_tiles(value, dims, longest)
+    tiles = words[: math.prod(shape)].view(np.float32).reshape(shape)[:, :, : q_len * group, :longest]
     matrix = tiles.reshape(batch, spec.num_kv_heads, q_len, group, longest).swapaxes(2, 3)
     seen = visible(q_len, longest, q_offset=q_offset, kv_len=kv_len, window=spec.window)[:, None]
     empty = -np.inf if value.kind == "scores" else 0.0
     return np.where(seen, matrix.reshape(batch, heads, q_len, longest), np.float32(empty))
 
 
-def output_words(value: Value, dims: Mapping[str, int], scalars: Mapping[str, np.ndarray]) -> int:
-    """Return the live words of an output in a run."""
-    if value.kind == "tensor":
-        return words_of(lives(value.shape, dims), value.dtype)
+def score_words(value: Value, dims: Mapping[str, int], scalars: Mapping[str, np.ndarray]) -> int:
+    """Return the live words of scores or weights in a run."""
     return math.prod(_score_tiles(value, dims, int(value.about.lengths(dims, scalars)[0].max())))
-
-

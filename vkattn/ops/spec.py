@@ -199,11 +199,15 @@ class Block:
         block = words[self.base : self.base + self.num_words]
         params.write_heads(block, spec.batch_size, spec.num_heads, slopes, sinks)
 
+    @property
+    def is_choosing(self) -> bool:
+        """Whether there is an algorithm for short runs and another for long ones."""
+        return len(self.spec.algorithms) > 1
+
     def is_short(self, dims: Dims) -> bool:
-        """Whether the algorithm for short runs can compute this run, or there is no choice."""
+        """Whether the algorithm for short runs can compute this run."""
         spec = self.spec
-        return len(spec.algorithms) < 2 or (
-            live(spec.q_len, dims) <= spec.problem_of(spec.algorithms[0]).max_q_len)
+        return live(spec.q_len, dims) <= spec.problem_of(spec.algorithms[0]).max_q_len
 
     def write(self, words: np.ndarray, dims: Dims, scalars: Scalars, mode: str) -> int:
         """Write this run's header and lengths; return the chunks of rows that have work."""
@@ -257,10 +261,6 @@ class DimsBlock:
 
     def prepare(self, words: np.ndarray) -> None:
         """Nothing is fixed."""
-
-    def is_short(self, dims: Dims) -> bool:
-        """There is no choice."""
-        return True
 
     def write(self, words: np.ndarray, dims: Dims, scalars: Scalars, mode: str) -> int:
         """Write the live sizes."""
