@@ -24,7 +24,7 @@ from .caps.probe import devices, select_device
 from .errors import DeviceError
 from .kernels.manifest import load_manifest
 from .kernels.support import device_reasons
-from .setup_kompute import cache_dir
+from .paths import cache_dir
 
 #: Variables that change what vkattn or the Vulkan loader does.
 VARIABLES = (

@@ -17,6 +17,7 @@ from ..mask import MAX_POSITION, resolve_causal, resolve_window
 from ..validate import causal_window, check_mixture, finite_option
 from .cache_nodes import CacheNodes
 from .lower import Tensors, attend, output_step, softmax_step, weights_step, with_algorithms, with_scores
+from .selftest import settle
 from .spec import AttentionSpec, check_value
 
 
@@ -236,6 +237,7 @@ class AttentionNodes(CacheNodes):
 
     def _attend(self, node: str, spec: AttentionSpec, query: Value, key: Any, value: Any, mask: Value | None,
                 algorithm: str) -> Any:
+        settle(self.device, spec.problem, algorithm)
         spec = with_algorithms(spec, self.device.info, self.device.score_budget_bytes // 4, algorithm)
         out = Value(self, node, join_shape(spec.batch_size, spec.num_heads, spec.q_len,  # type: ignore[arg-type]
                                            spec.value_dim, spec.layout), spec.query_dtype)

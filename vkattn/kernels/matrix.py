@@ -1,0 +1,138 @@
+"""What the two families on matrix units share: sizes, which devices they fit, and the self-test that lets them be used.
+
+Both keep the queries, the scores and the sums of a row tile in the registers of four subgroups, as cooperative matrices
+of EDGE x EDGE. They differ in how a subgroup goes from scores to weights.
+"""
+
+from __future__ import annotations
+
+from ..caps.model import DeviceInfo, MatrixShape
+from ..dtypes import AXIS
+from ..problem import Problem
+from .grid import items_that_fit, too_long
+from .manifest import Variant, load_manifest
+from .passes import Cut, Pass
+from .support import device_reasons
+from .three_pass import DISPATCH_SECONDS
+from .tiers import allowed_tiers
+from .verdicts import verdict
+
+#: head_dim and value_dim at most, by the axis `width`; and the edge of a matrix by `lanes`, the size of a subgroup.
+#: Tests tie them to the shaders.
+WIDTHS = {"d64": 64, "d128": 128, "d256": 256}
+EDGES = {"l8": 8, "l32": 16, "l64": 16}
+SUBGROUPS = 4
+OPERANDS = ("float16", "bfloat16")
+
+#: What these kernels do in a second at the least, in multiply-adds, by device type.
+MULTIPLY_ADDS_PER_SECOND = {"cpu": 1e8, "integrated": 2e11, "virtual": 2e11, "discrete": 4e12, "other": 2e11}
+
+#: Device types on which units are emulated: there a family is used only if it is asked for by name.
+ONLY_BY_NAME_ON = ("cpu",)
+
+TENSORS = ("query", "key", "value", "mask", "out", "lse")
+
+
+def problem_reasons(problem: Problem) -> list[str]:
+    """Return why no device can compute ``problem`` on matrix units; empty if some can."""
+    reasons = []
+    dtypes = (problem.query_dtype, problem.key_dtype, problem.value_dtype)
+    if problem.query_dtype not in OPERANDS or len(set(dtypes)) > 1:
+        reasons.append(f"query, key and value are {', '.join(dtypes)}; they must be float16, or all bfloat16")
+    widest = max(WIDTHS.values())
+    for name, dim in (("head_dim", problem.head_dim), ("value_dim", problem.value_dim)):
+        if dim > widest:
+            reasons.append(f"{name} {dim}; at most {widest}")
+    if "coopmat" not in allowed_tiers():
+        reasons.append("VKATTN_TIERS does not name coopmat")
+    return reasons
+
+
+def candidates(kernel: str, endings: tuple[str, ...], problem: Problem, info: DeviceInfo) -> list[Variant]:
+    """Return the compiled variants of ``kernel`` that fit ``problem`` and the device's subgroups, best first."""
+    width = next(name for name, dim in WIDTHS.items() if max(problem.head_dim, problem.value_dim) <= dim)
+    stem = f"{kernel}_{AXIS[problem.query_dtype]}_{width}_l{info.subgroup_size}"
+    known = load_manifest()
+    return [known[name] for ending in endings if (name := f"{stem}{ending}") in known]
+
+
+def static_reasons(kernel: Variant, info: DeviceInfo, features: frozenset[str] = frozenset()) -> list[str]:
+    """Return why the device does not report what ``kernel`` needs; empty if it does."""
+    reasons = device_reasons(kernel, info)
+    operand = next(dtype for dtype, axis in AXIS.items() if axis == kernel.axes["dtype"])
+    edge = EDGES[kernel.axes["lanes"]]
+    if MatrixShape(edge, edge, edge, operand, "float32") not in info.matrix_shapes:
+        reasons.append(f"needs matrices of {edge} x {edge} x {edge} {operand} summed in float32, which the device does "
+                       "not report")
+    missing = sorted(features - info.matrix_features)
+    if missing:
+        reasons.append(f"needs {', '.join(missing)} of VK_NV_cooperative_matrix2, which the device does not report")
+    return reasons
+
+
+def loop_reasons(kernel: Variant, problem: Problem, info: DeviceInfo) -> list[str]:
+    """Return why ``kernel`` cannot go through as many keys on the device; empty if it can."""
+    worst = item_iterations(problem.max_kv_len)
+    return [too_long(f"kv_len {problem.max_kv_len}", worst)] if items_that_fit(worst, info) == 0 else []
+
+
+def item_iterations(max_kv_len: int) -> int:
+    """Return the most loop iterations of one item: per tile of 16 keys those of the mask, and of dirty values."""
+    return 600 + (max_kv_len // 16 + 2) * 120
+
+
+def able(tested: list[Variant], info: DeviceInfo, features: frozenset[str]) -> Variant | None:
+    """Return the first of the candidates that the device reports all for and that passed its self-test."""
+    return next((kernel for kernel in tested
+                 if not static_reasons(kernel, info, features) and verdict(kernel, info) == ""), None)
+
+
+def untested(fitting: list[Variant], info: DeviceInfo, features: frozenset[str]) -> Variant | None:
+    """Return the first candidate that only a self-test keeps from use, or None if a better one passed."""
+    for kernel in fitting:
+        if static_reasons(kernel, info, features):
+            continue
+        found = verdict(kernel, info)
+        if found is None:
+            return kernel
+        if found == "":
+            return None
+    return None
+
+
+def reasons_of(problem: Problem, info: DeviceInfo, fitting: list[Variant], features: frozenset[str]) -> list[str]:
+    """Return why none of the candidates can be used; empty if one can."""
+    kernel = able(fitting, info, features)
+    if kernel is not None:
+        return loop_reasons(kernel, problem, info)
+    if not fitting:
+        return [f"no variant is compiled for subgroups of {info.subgroup_size} invocations and {problem.query_dtype}"]
+    reasons: list[str] = []
+    for candidate in fitting:
+        found = static_reasons(candidate, info, features)
+        if not found:
+            text = verdict(candidate, info)
+            found = [f"{candidate.name}: {'not tested on this device yet' if text is None else text}"]
+        reasons += [reason for reason in found if reason not in reasons]
+    return reasons
+
+
+def one_pass(kernel: Variant) -> tuple[Pass, ...]:
+    """Return the one pass; its recording is repeated for each chunk of query rows."""
+    return (Pass(kernel, TENSORS),)
+
+
+def block_rows(kernel: Variant) -> int:
+    """Return the query rows of a tile of ``kernel``."""
+    return SUBGROUPS * EDGES[kernel.axes["lanes"]]
+
+
+def cut_of(kernel: Variant, problem: Problem, q_len: int, max_kv_len: int, info: DeviceInfo) -> Cut:
+    """Return how the rows of a run are cut so that no dispatch is long."""
+    rows = block_rows(kernel)
+    tiles = problem.batch_size * problem.num_kv_heads * -(-q_len * problem.group_size // rows)
+    work = rows * max(max_kv_len, 1) * 2 * WIDTHS[kernel.axes["width"]]
+    short = max(1, int(DISPATCH_SECONDS * MULTIPLY_ADDS_PER_SECOND[info.device_type] / work))
+    fit = items_that_fit(item_iterations(max_kv_len), info)
+    per_chunk = max(1, min(short, tiles if fit is None else fit, tiles))
+    return Cut({"tiles_per_chunk": per_chunk}, -(-tiles // per_chunk))
