@@ -5,7 +5,7 @@
 // Bindings  0 params  1 query [B, H, L, D] quads  2 key [B, Hkv, S, D] quads  3 value [B, Hkv, S, Ev] quads  4 mask,
 //           broadcast to [B, H, L, S]  5 out [B, H, L, Ev]  6 lse [B, H, L] float32, rows padded to 4 with 0, written if
 //           FLAG_LSE is set. Strides are in params
-// Grid      any number of workgroups of 4 subgroups; each takes BLOCK_ROWS rows after another, the rows that see most
+// Grid      any number of workgroups of 4 or 8 subgroups; each takes BLOCK_ROWS rows after another, the rows that see most
 //           keys first. A subgroup has EDGE x ROW_TILES rows: their queries and sums are matrices in registers; tiles of
 //           keys and values are staged for all, and while one is multiplied the next one is on the way
 // Push      params_base (words); chunk (of tiles_per_chunk row tiles); query_base, key_base, value_base (vecs);
@@ -47,26 +47,27 @@
 #elif defined(WIDTH_D256)
 #define WIDTH 256u
 #endif
-#define SUBGROUPS 4u
-#define THREADS (SUBGROUPS * LANES)
-#ifndef ROW_TILES
-#define ROW_TILES 1u
-#endif
-#define BLOCK_ROWS (SUBGROUPS * EDGE * ROW_TILES)
-#ifndef BLOCK_KEYS
-#if defined(WIDTH_D256) || (defined(WIDTH_D128) && defined(ROWS_SHARED))
+#if defined(ROWS_QUAD)
+#define SUBGROUPS 8u
+#if defined(WIDTH_D64)
+#define BLOCK_KEYS 64u
+#elif defined(WIDTH_D128)
+#define BLOCK_KEYS 48u
+#else
 #define BLOCK_KEYS 16u
+#endif
 #else
+#define SUBGROUPS 4u
+#if defined(WIDTH_D64)
 #define BLOCK_KEYS 32u
-#endif
-#endif
-#if defined(LANES_L8)
-layout(local_size_x = 32) in;
-#elif defined(LANES_L32)
-layout(local_size_x = 128) in;
 #else
-layout(local_size_x = 256) in;
+#define BLOCK_KEYS 16u
 #endif
+#endif
+#define ROW_TILES 1u
+#define THREADS (SUBGROUPS * LANES)
+#define BLOCK_ROWS (SUBGROUPS * EDGE * ROW_TILES)
+layout(local_size_x = THREADS) in;
 #include "coopmat.glsl"
 #if defined(ROWS_QUAD)
 #include "weigh_quad.glsl"

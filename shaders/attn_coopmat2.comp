@@ -2,7 +2,7 @@
 //           elements, and accumulators that become operands, so that scores stay in registers whatever their order
 // Maths     as attn_coopmat
 // Bindings  as attn_coopmat
-// Grid      as attn_coopmat: workgroups of 4 subgroups, each with EDGE x ROW_TILES rows
+// Grid      as attn_coopmat: workgroups of 4 or 8 subgroups, each with EDGE x ROW_TILES rows
 // Push      as attn_coopmat
 // Bounds    as attn_coopmat
 // Requires  matrices of EDGE x EDGE x EDGE at subgroup scope and subgroups of LANES; reductions, conversions and functions
@@ -24,11 +24,9 @@
 #if defined(LANES_L8)
 #define LANES 8u
 #define EDGE 8u
-layout(local_size_x = 32) in;
 #elif defined(LANES_L32)
 #define LANES 32u
 #define EDGE 16u
-layout(local_size_x = 128) in;
 #endif
 #if defined(WIDTH_D64)
 #define WIDTH 64u
@@ -37,19 +35,22 @@ layout(local_size_x = 128) in;
 #elif defined(WIDTH_D256)
 #define WIDTH 256u
 #endif
+#if defined(LANES_L8)
 #define SUBGROUPS 4u
-#define THREADS (SUBGROUPS * LANES)
-#ifndef ROW_TILES
-#define ROW_TILES 1u
-#endif
-#define BLOCK_ROWS (SUBGROUPS * EDGE * ROW_TILES)
-#ifndef BLOCK_KEYS
-#if defined(WIDTH_D256) || defined(LANES_L8)
+#define BLOCK_KEYS 16u
+#elif defined(WIDTH_D256)
+#define SUBGROUPS 8u
 #define BLOCK_KEYS 16u
 #else
-#define BLOCK_KEYS 32u
+#define SUBGROUPS 8u
+#ifndef BLOCK_KEYS
+#define BLOCK_KEYS 64u
 #endif
 #endif
+#define ROW_TILES 1u
+#define THREADS (SUBGROUPS * LANES)
+#define BLOCK_ROWS (SUBGROUPS * EDGE * ROW_TILES)
+layout(local_size_x = THREADS) in;
 #include "coopmat.glsl"
 #include "weigh_reduce.glsl"
 #include "coopmat_main.glsl"

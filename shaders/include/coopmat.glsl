@@ -2,7 +2,7 @@
 // memory, which tiles of keys are open, and scores in base 2. Operands are float16 or bfloat16 (DTYPE_F16, DTYPE_BF16),
 // in queries, keys, values and outputs alike.
 // Includer must define WIDTH (head_dim and value_dim, padded), EDGE (of the matrices), ROW_TILES (matrices of query rows
-// of a subgroup), BLOCK_ROWS (of all 4 subgroups), BLOCK_KEYS (keys of a tile, at most 32) and THREADS.
+// of a subgroup), BLOCK_ROWS (of all SUBGROUPS), BLOCK_KEYS (keys of a tile) and THREADS.
 #ifndef VKATTN_COOPMAT
 #define VKATTN_COOPMAT
 
@@ -47,18 +47,22 @@ const float HEADROOM = 12.0;
 
 const uint ROW_QUADS = WIDTH / 8u;
 const uint PITCH = ROW_QUADS + 1u;  // a quad of padding keeps rows off each other's banks
-const uint FETCHES = BLOCK_KEYS * ROW_QUADS / THREADS;  // quads of a tile of keys that an invocation loads
+const uint TILE_QUADS = BLOCK_KEYS * ROW_QUADS;               // quads of a tile of keys
+const uint FETCHES = (TILE_QUADS + THREADS - 1u) / THREADS;  // and of an invocation
 const uint COL_TILES = WIDTH / EDGE;       // matrices across head_dim and value_dim
 const uint KEY_TILES = BLOCK_KEYS / EDGE;  // and across a tile of keys
 const uint EDGE_QUADS = EDGE / 8u;
 const uint STAGE = BLOCK_KEYS * PITCH;     // quads of a staged tile
+const uint DIRTY_WORDS = (BLOCK_KEYS + 31u) / 32u;
+const uint QUERY_SUBGROUPS = 4u;           // whose queries are staged at a time
+const uint OUT_PITCH = EDGE / 4u + 1u;     // of a staged matrix of float32
 
 // A tile of keys, then one of values. Before them, the queries; after them, the outputs.
-shared uvec4 stage[max(2u * STAGE, SUBGROUPS * EDGE * PITCH)];
+shared uvec4 stage[max(max(2u * STAGE, QUERY_SUBGROUPS * EDGE * PITCH), 2u * SUBGROUPS * EDGE * OUT_PITCH)];
 shared ScoreRow score_rows[BLOCK_ROWS];
 shared float row_factor[BLOCK_ROWS];
 shared uint open_stamp[2];  // the tile that the mask leaves open to somebody; two, so that one barrier will do
-shared uint dirty_keys[4];  // of four tiles in turn: keys whose values are not all finite, a bit each
+shared uint dirty_keys[2u * DIRTY_WORDS];  // of two tiles in turn: keys whose values are not all finite, a bit each
 
 #define QUERIES coopmat<ELEMENT, gl_ScopeSubgroup, EDGE, EDGE, gl_MatrixUseA>
 #define KEYS coopmat<ELEMENT, gl_ScopeSubgroup, EDGE, EDGE, gl_MatrixUseB>

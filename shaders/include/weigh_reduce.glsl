@@ -73,19 +73,18 @@ void add_not_finite(uint j, uint at, uint quads, inout SUMS acc[ROW_TILES * COL_
 
 // Ends the subgroup's rows: lse, and what their sums are to be multiplied by in row_factor. May use `stage`.
 void end_rows(RowTile tile, Online online[STATES]) {
-    const uint S_PITCH = EDGE / 4u + 1u;
-    uint mine = gl_SubgroupID * 2u * EDGE * S_PITCH;
+    uint mine = gl_SubgroupID * 2u * EDGE * OUT_PITCH;
     [[unroll]] for (uint state = 0u; state < STATES; ++state) {
         SUMS sum;
         coopMatReduceNV(sum, online[state].row_sum, gl_CooperativeMatrixReduceRowNV, sum_of);
         subgroupBarrier();
-        coopMatStore(online[state].row_max, stage, mine, S_PITCH, gl_CooperativeMatrixLayoutRowMajor);
-        coopMatStore(sum, stage, mine + EDGE * S_PITCH, S_PITCH, gl_CooperativeMatrixLayoutRowMajor);
+        coopMatStore(online[state].row_max, stage, mine, OUT_PITCH, gl_CooperativeMatrixLayoutRowMajor);
+        coopMatStore(sum, stage, mine + EDGE * OUT_PITCH, OUT_PITCH, gl_CooperativeMatrixLayoutRowMajor);
         subgroupBarrier();
         for (uint r = gl_SubgroupInvocationID; r < EDGE; r += gl_SubgroupSize) {
-            uint row = own_rows() + state * EDGE + r, at = mine + r * S_PITCH;
+            uint row = own_rows() + state * EDGE + r, at = mine + r * OUT_PITCH;
             row_factor[row] = finish_row(tile, tile.first + row, (uintBitsToFloat(stage[at].x) - HEADROOM) * LN_2,
-                                         uintBitsToFloat(stage[at + EDGE * S_PITCH].x), (flags() & FLAG_LSE) != 0u);
+                                         uintBitsToFloat(stage[at + EDGE * OUT_PITCH].x), (flags() & FLAG_LSE) != 0u);
         }
         subgroupBarrier();
     }
