@@ -199,7 +199,7 @@ class FakeVulkan(types.ModuleType):
 def test_a_driver_that_does_not_answer(monkeypatch, create, enumerate_, extensions, message: str) -> None:
     fake = FakeVulkan(create, enumerate_, extensions)
     monkeypatch.setitem(sys.modules, "vulkan", fake)
-    monkeypatch.setattr(probe, "_device_info", lambda vk, index, handle: fake_device_info(name="Apple M9"))
+    monkeypatch.setattr(probe, "_device_info", lambda vk, instance, index, handle: fake_device_info(name="Apple M9"))
     with pytest.raises(DeviceError) as caught:
         probe.devices()
     assert message in str(caught.value)

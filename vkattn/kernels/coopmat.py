@@ -18,7 +18,6 @@ ONLY_BY_NAME_ON = matrix.ONLY_BY_NAME_ON
 
 #: The axis `rows`, best first.
 ENDINGS = ("_quad", "_shared")
-FEATURES: frozenset[str] = frozenset()
 
 
 def candidates(problem: Problem, info: DeviceInfo) -> list[Variant]:
@@ -28,18 +27,18 @@ def candidates(problem: Problem, info: DeviceInfo) -> list[Variant]:
 
 def untested(problem: Problem, info: DeviceInfo) -> Variant | None:
     """Return the variant whose self-test decides next, or None if nothing is left to decide."""
-    return None if matrix.problem_reasons(problem) else matrix.untested(candidates(problem, info), info, FEATURES)
+    return None if matrix.problem_reasons(problem) else matrix.untested(candidates(problem, info), info)
 
 
 def not_supported_reasons(problem: Problem, info: DeviceInfo) -> list[str]:
     """Return why this family cannot compute ``problem`` on the device; empty if it can."""
-    return matrix.problem_reasons(problem) or matrix.reasons_of(problem, info, candidates(problem, info), FEATURES)
+    return matrix.problem_reasons(problem) or matrix.reasons_of(problem, info, candidates(problem, info))
 
 
 def variants(problem: Problem, info: DeviceInfo) -> tuple[Variant]:
     """Return the first candidate that may be used, or the last one if none may."""
     fitting = candidates(problem, info)
-    return (matrix.able(fitting, info, FEATURES) or fitting[-1],)
+    return (matrix.able(fitting, info) or fitting[-1],)
 
 
 def passes(problem: Problem, info: DeviceInfo) -> tuple[Pass, ...]:
