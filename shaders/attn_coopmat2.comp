@@ -5,9 +5,9 @@
 // Grid      as attn_coopmat: workgroups of 4 or 8 subgroups, each with EDGE x ROW_TILES rows
 // Push      as attn_coopmat
 // Bounds    as attn_coopmat
-// Requires  matrices of EDGE x EDGE x EDGE at subgroup scope and subgroups of LANES; reductions, conversions and functions
-//           of elements
-// Source    Dao 2023 (arXiv 2307.08691); Milakov and Gimelshein 2018
+// Requires  matrices of EDGE x EDGE x EDGE at subgroup scope and subgroups of LANES; reductions, conversions and
+//           functions of elements
+// Source    Dao 2023 (arXiv 2307.08691); Shah et al. 2024 (arXiv 2407.08608); Milakov and Gimelshein 2018
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
@@ -41,11 +41,12 @@
 #elif defined(WIDTH_D256)
 #define SUBGROUPS 8u
 #define BLOCK_KEYS 16u
+#elif defined(WIDTH_D128) && defined(DTYPE_BF16)
+#define SUBGROUPS 8u
+#define BLOCK_KEYS 32u  // weights in two parts take more registers
 #else
 #define SUBGROUPS 8u
-#ifndef BLOCK_KEYS
 #define BLOCK_KEYS 64u
-#endif
 #endif
 #define ROW_TILES 1u
 #define THREADS (SUBGROUPS * LANES)

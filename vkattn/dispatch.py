@@ -50,9 +50,9 @@ def choose(problem: Problem, info: DeviceInfo, algorithm: str = "auto") -> Modul
 
 def is_for(module: ModuleType, info: DeviceInfo, algorithm: str) -> bool:
     """Whether ``algorithm`` may mean ``module`` on the device at all."""
-    if algorithm == "auto":
-        return info.device_type not in getattr(module, "ONLY_BY_NAME_ON", ())
-    return algorithm == module.NAME
+    if algorithm != "auto":
+        return bool(algorithm == module.NAME)
+    return info.device_type not in getattr(module, "ONLY_BY_NAME_ON", ())
 
 
 def by_name(name: str) -> ModuleType:

@@ -14,8 +14,9 @@ void load_queries(RowTile tile, uint quads, out QUERIES q[ROW_TILES * COL_TILES]
             barrier();
             if (gl_SubgroupID / QUERY_SUBGROUPS == g / QUERY_SUBGROUPS) {
                 [[unroll]] for (uint d = 0u; d < COL_TILES; ++d)
-                    coopMatLoad(q[m * COL_TILES + d], stage, gl_SubgroupID % QUERY_SUBGROUPS * EDGE * PITCH + d * EDGE_QUADS,
-                                PITCH, gl_CooperativeMatrixLayoutRowMajor);
+                    coopMatLoad(q[m * COL_TILES + d], stage,
+                                gl_SubgroupID % QUERY_SUBGROUPS * EDGE * PITCH + d * EDGE_QUADS, PITCH,
+                                gl_CooperativeMatrixLayoutRowMajor);
             }
             barrier();
         }
@@ -32,7 +33,8 @@ void load_queries(RowTile tile, uint quads, out QUERIES q[ROW_TILES * COL_TILES]
 void stash(uvec4 held[FETCHES], uint at) {
     [[unroll]] for (uint i = 0u; i < FETCHES; ++i) {
         uint n = gl_LocalInvocationIndex + THREADS * i;
-        if (TILE_QUADS % THREADS == 0u || n < TILE_QUADS) stage[at + n / ROW_QUADS * PITCH + n % ROW_QUADS] = held[i];
+        if (TILE_QUADS % THREADS == 0u || n < TILE_QUADS)
+            stage[at + n / ROW_QUADS * PITCH + n % ROW_QUADS] = held[i];
     }
 }
 
@@ -167,7 +169,8 @@ void main() {
             barrier();
             stash(keys_ahead, 0u);
             stash_values(values_ahead, next_plain, turn + 1u);
-            if (gl_LocalInvocationIndex < DIRTY_WORDS) dirty_keys[turn % 2u * DIRTY_WORDS + gl_LocalInvocationIndex] = 0u;
+            if (gl_LocalInvocationIndex < DIRTY_WORDS)
+                dirty_keys[turn % 2u * DIRTY_WORDS + gl_LocalInvocationIndex] = 0u;
             barrier();
             [[unroll]] for (uint n = 0u; n < ROW_TILES * KEY_TILES; ++n) s[n] = s_next[n];
             col0 = next;

@@ -1,6 +1,6 @@
-// Softmax in registers: each four lanes hold four rows of an accumulator of 16 x 16, two rows each whole, as NVIDIA's
-// m16n8k16 has them. Component i of lane n is of row n / 4 + 8 (i / 4) and key 8 (i / 2 % 2) + 2 (n % 4) + i % 2, and
-// component i of an A operand is the same element. No rule of Vulkan says so: the self-test does.
+// Softmax in registers, where each four of 32 lanes hold two rows of an accumulator of 16 x 16 whole, as on NVIDIA.
+// Component i of lane n is of row n / 4 + 8 (i / 4) and column 8 (i / 2 % 2) + 2 (n % 4) + i % 2, and component i of an A
+// operand is the same element. No rule of Vulkan says so: the self-test does.
 // Includer must include coopmat.glsl first.
 #ifndef VKATTN_WEIGH_QUAD
 #define VKATTN_WEIGH_QUAD
@@ -13,7 +13,9 @@ struct Online {
 };
 Online no_keys() { return Online(LOWEST, 0.0); }
 
-uint held_row(uint state) { return own_rows() + EDGE * (state / 2u) + gl_SubgroupInvocationID / 4u + 8u * (state % 2u); }
+uint held_row(uint state) {
+    return own_rows() + EDGE * (state / 2u) + 8u * (state % 2u) + gl_SubgroupInvocationID / 4u;
+}
 uint held_col(uint i) { return i / 2u % 2u * 8u + gl_SubgroupInvocationID % 4u * 2u + i % 2u; }
 
 // Turns dot products into weights, and shrinks the sums by the step from the old maximum to the new one.

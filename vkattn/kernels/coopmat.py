@@ -1,8 +1,8 @@
 """The family attn_coopmat: prefill on matrix units by VK_KHR_cooperative_matrix, in half precision with float32 sums.
 
-Which lane holds which element of a matrix is the driver's secret. The variants "quad" suppose that four lanes hold whole
-rows, as on NVIDIA, and keep scores in registers; the variants "shared" suppose nothing. The self-test tells which is
-right on a device.
+Which lane holds which element of a matrix is the driver's secret. The variants "quad" suppose that four lanes hold
+whole rows, as on NVIDIA, and keep scores in registers; the variants "shared" suppose nothing. The self-test tells which
+is right on a device.
 """
 
 from __future__ import annotations

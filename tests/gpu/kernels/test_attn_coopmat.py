@@ -1,7 +1,7 @@
-"""The kernels on matrix units: each variant against `oracle.attention` where the device has the units, else the reasons.
+"""The kernels on matrix units: each variant against `oracle.attention` where the device has the units, else reasons.
 
-What a device does not report is asserted, not skipped; what it reports must pass the self-test, except that the variants
-"quad" may find another order of elements than theirs, and then "shared" is used.
+What a device does not report is asserted, not skipped; what it reports must pass the self-test, except that the
+variants "quad" may find another order of elements than theirs, and then "shared" is used.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def refused(variant: Variant, device: Device) -> bool:
     problem = attention_call(array, array, array).problem
     family = by_name(name)
     if variant in family.candidates(problem, device.info):
-        assert any(reason in found for reason in reasons for found in family.not_supported_reasons(problem, device.info))
+        said = family.not_supported_reasons(problem, device.info)
+        assert any(reason in found for reason in reasons for found in said)
     if all(matrix.static_reasons(other, device.info) for other in family.candidates(problem, device.info)):
         with pytest.raises(NoKernelError, match=f"{name}: (needs|no variant is compiled)"):
             vkattn.attention(array, array, array, algorithm=name, device=device)
@@ -191,11 +192,13 @@ def test_a_graph_takes_it_for_long_runs(device: Device, rng: np.random.Generator
             graph.attention(query, key, value, causal="top_left", algorithm=name)
         return
     graph.output("out", graph.attention(query, key, value, causal="top_left", algorithm=name))
-    with graph.build() as built:
-        for count in (150, 3, 77):
-            out = built.run({"query": arrays[0][:, :, :count], "key": arrays[1], "value": arrays[2]}, tokens=count)["out"]
-            share = oracle.worst_share(out, arrays[0][:, :, :count], *arrays[1:], causal="top_left", coopmat=True)
-            assert share <= 1
+    built = graph.build()
+    for count in (150, 3, 77):
+        query_rows = arrays[0][:, :, :count]
+        out = built.run({"query": query_rows, "key": arrays[1], "value": arrays[2]}, tokens=count)["out"]
+        assert oracle.worst_share(out, query_rows, *arrays[1:], causal="top_left", coopmat=True) <= 1
+    assert any(span.variant.startswith(f"attn_{name}_") for span in built.timings())
+    built.close()
 
 
 def test_tests_of_the_driver_leave_their_verdicts(device: Device, tmp_path: Path) -> None:
