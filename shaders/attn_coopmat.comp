@@ -2,8 +2,8 @@
 // Maths     s_j = masked score (include/score.glsl) in base 2;  m' = max(m, max_j s_j);  p_j = 2^(s_j-m'+12)
 //           l' = l 2^(m-m') + sum_j p_j;  acc' = acc 2^(m-m') + sum_j half(p_j) v_j, a tile of keys at a time
 //           out = acc / l;  lse = (m - 12) ln 2 + ln l. In bfloat16, p_j goes in as two parts, the second what rounding
-//           the first left. A row with nothing to attend gives 0 and lse = minus infinity (or the sink); one with a score
-//           that is NaN or plus infinity gives NaN
+//           the first left. A row with nothing to attend gives 0 and lse = minus infinity (or the sink); one with a
+//           score that is NaN or plus infinity gives NaN
 // Bindings  0 params  1 query [B, H, L, D] quads  2 key [B, Hkv, S, D] quads  3 value [B, Hkv, S, Ev] quads  4 mask,
 //           broadcast to [B, H, L, S]  5 out [B, H, L, Ev]  6 lse [B, H, L] float32, rows padded to 4 with 0, written
 //           if FLAG_LSE is set. Strides are in params

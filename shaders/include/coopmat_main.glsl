@@ -38,8 +38,8 @@ void stash(uvec4 held[FETCHES], uint at) {
     }
 }
 
-// The same for values. In a tile that not every row sees whole (`plain` is false) what is not finite is left out and its
-// key noted; for weights in two parts too, as infinity times a second part of 0 is NaN.
+// The same for values. In a tile that not every row sees whole (`plain` is false) what is not finite is left out and
+// its key noted; for weights in two parts too, as infinity times a second part of 0 is NaN.
 void stash_values(uvec4 held[FETCHES], bool plain, uint turn) {
     if (plain && PARTS == 1u) {
         stash(held, STAGE);
@@ -97,7 +97,7 @@ bool is_seen_whole(uint col0, uint all_begin, uint all_end) {
 // Writes the rows of the subgroup, a matrix at a time by way of `stage`.
 void write_rows(RowTile tile, SUMS acc[ROW_TILES * COL_TILES]) {
     const uint EDGE_VECS = EDGE / 4u;
-    uint mine = gl_SubgroupID * EDGE * OUT_PITCH, vecs = out_vecs();
+    uint mine = gl_SubgroupID * 2u * EDGE * OUT_PITCH, vecs = out_vecs();  // as in end_rows: others may be there yet
     [[unroll]] for (uint n = 0u; n < ROW_TILES * COL_TILES; ++n) {
         subgroupBarrier();
         coopMatStore(acc[n], stage, mine, OUT_PITCH, gl_CooperativeMatrixLayoutRowMajor);

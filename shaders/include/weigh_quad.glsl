@@ -1,6 +1,6 @@
 // Softmax in registers, where each four of 32 lanes hold two rows of an accumulator of 16 x 16 whole, as on NVIDIA.
-// Component i of lane n is of row n / 4 + 8 (i / 4) and column 8 (i / 2 % 2) + 2 (n % 4) + i % 2, and component i of an A
-// operand is the same element. No rule of Vulkan says so: the self-test does.
+// Component i of lane n is of row n / 4 + 8 (i / 4) and column 8 (i / 2 % 2) + 2 (n % 4) + i % 2, and component i of an
+// A operand is the same element. No rule of Vulkan says so: the self-test does.
 // Includer must include coopmat.glsl first.
 #ifndef VKATTN_WEIGH_QUAD
 #define VKATTN_WEIGH_QUAD
