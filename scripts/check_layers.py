@@ -24,6 +24,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"errors", "lru", "paths"}),  # L0
     frozenset({"dtypes"}),
     frozenset({"layout"}),
+    frozenset({"formats"}),
     frozenset({"mask", "caps", "caps.model"}),  # L1
     frozenset({"problem"}),
     frozenset({"validate"}),

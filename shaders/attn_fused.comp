@@ -94,7 +94,7 @@ vec4 scores4(vec4 dots, uint open, ScoreRule rule, ScoreRow row, uint key) {
 }
 
 // Stages the dot products of all rows with the keys [col0, end) in `stage`. Begins and ends between barriers.
-void stage_dots(RowTile tile, uint query_at[BLOCK_ROWS / LOAD_ROWS], uint key_at, uint key_step, uint col0, uint end,
+void stage_dots(RowTile tile, uint query_at[BLOCK_ROWS / LOAD_ROWS], uint key_at, uint key_row, uint col0, uint end,
                 uint num_vecs) {
     uint lane = gl_LocalInvocationIndex, slot = lane / DEPTH, depth = lane % DEPTH;
     uint x = lane % SCORE_X, y = lane / SCORE_X;
@@ -107,13 +107,13 @@ void stage_dots(RowTile tile, uint query_at[BLOCK_ROWS / LOAD_ROWS], uint key_at
         [[unroll]] for (uint i = 0u; i < BLOCK_ROWS / LOAD_ROWS; ++i) {
             uint row = slot + LOAD_ROWS * i;
             bool live = in_row && tile.first + row < tile.rows;
-            stage[row * PITCH + depth] = live ? query_vec(query[query_at[i] + d0 + depth]) : vec4(0.0);
+            stage[row * PITCH + depth] = live ? read_query(query_at[i] + d0 + depth) : vec4(0.0);
         }
         [[unroll]] for (uint i = 0u; i < BLOCK_COLS / LOAD_ROWS; ++i) {
             uint c = slot + LOAD_ROWS * i;  // key c lies at slot (c % 4) * SCORE_X + c / 4: lane x reads x + SCORE_X j
             bool live = in_row && col0 + c < end;
             stage[K_STAGE + (c % 4u * SCORE_X + c / 4u) * PITCH + depth] =
-                live ? key_vec(key[key_at + (col0 + c) * key_step + d0 + depth]) : vec4(0.0);
+                live ? read_key(key_at + (col0 + c) * key_row, d0 + depth) : vec4(0.0);
         }
         barrier();
         if (busy) {
@@ -164,11 +164,11 @@ void weigh(inout Online online, bool plain, uint open, ScoreRule rule, ScoreRow 
     if (part == 0u) row_factor[lane / ROW_LANES] = factor;
 }
 
-// Stages `vecs` vecs of the values of keys [key0, end), as far as there is room; `block` marks one that is not finite.
-void stage_values(uint value_at, uint value_step, uint key0, uint end, uint vecs, uint block) {
+// Stages vecs [e0, e0 + vecs) of the values of keys [key0, end), as far as there is room; `block` marks one that is not finite.
+void stage_values(uint value_at, uint value_row, uint key0, uint end, uint e0, uint vecs, uint block) {
     [[unroll]] for (uint i = 0u; i < V_LOADS; ++i) {
         uint at = gl_LocalInvocationIndex + THREADS * i, e = at % BLOCK_VECS, j = key0 + at / BLOCK_VECS;
-        vec4 v = j < end && e < vecs ? key_vec(value[value_at + j * value_step + e]) : vec4(0.0);
+        vec4 v = j < end && e < vecs ? read_value(value_at + j * value_row, e0 + e) : vec4(0.0);
         v_tile[at] = v;
         if (any(not_finite(v))) dirty_stamp = block;
     }
@@ -230,7 +230,7 @@ void main() {
     uint first = min(push.chunk * tiles_per_chunk(), num_row_tiles());
     uint tiles = min(tiles_per_chunk(), num_row_tiles() - first);
     uint vec_tiles = (out_vecs() + BLOCK_VECS - 1u) / BLOCK_VECS;
-    uint num_vecs = head_vecs(), key_step = k_stride_row(), value_step = v_stride_row();
+    uint num_vecs = head_vecs(), key_row = key_step(), value_row = value_step();
     ScoreRule rule = score_rule();
     bool unchanged = rule.mask_kind == 0u && rule.softcap == 0.0 && (flags() & FLAG_ALIBI) == 0u;
     uint stamp = 0u;
@@ -246,8 +246,7 @@ void main() {
         uint query_at[BLOCK_ROWS / LOAD_ROWS];
         [[unroll]] for (uint i = 0u; i < BLOCK_ROWS / LOAD_ROWS; ++i)
             query_at[i] = query_row(tile, tile.first + lane / DEPTH + LOAD_ROWS * i);
-        uint key_at = push.key_base + key_offset() + tile.b * k_stride_batch() + tile.hk * k_stride_head();
-        uint value_at = push.value_base + value_offset() + tile.b * v_stride_batch() + tile.hk * v_stride_head() + e0;
+        uint key_at = key_place(tile.b, tile.hk), value_at = value_place(tile.b, tile.hk);
 
         Online online = Online(LOWEST, 0.0, 0.0);
         vec4 acc[OUT_ROWS * OUT_VECS], lost[OUT_ROWS * OUT_VECS];
@@ -257,14 +256,14 @@ void main() {
             ++stamp;
             uint open = open_keys(plain, rule, row, col0, lane % ROW_LANES);
             if (!tile_open(rule, open, stamp)) continue;
-            stage_dots(tile, query_at, key_at, key_step, col0, end, num_vecs);
+            stage_dots(tile, query_at, key_at, key_row, col0, end, num_vecs);
             weigh(online, plain, open, rule, row, col0, lane);
             vec4 part[OUT_ROWS * OUT_VECS];
             [[unroll]] for (uint i = 0u; i < OUT_ROWS * OUT_VECS; ++i) part[i] = vec4(0.0);
             for (uint j0 = 0u; j0 < BLOCK_COLS && col0 + j0 < end; j0 += V_KEYS) {
                 uint block = stamp * (BLOCK_COLS / V_KEYS) + j0 / V_KEYS;
                 if (j0 > 0u) barrier();
-                stage_values(value_at, value_step, col0 + j0, end, vecs, block);
+                stage_values(value_at, value_row, col0 + j0, end, e0, vecs, block);
                 barrier();
                 bool dirty = dirty_stamp == block;
                 add_product(part, only_if(busy && !dirty, V_KEYS), j0, x, y);
@@ -286,7 +285,7 @@ void main() {
             float inverse = row_factor[OUT_ROWS * y + i];
             [[unroll]] for (uint e = 0u; e < OUT_VECS; ++e)
                 if (r < tile.rows && e0 + x + OUT_X * e < out_vecs())
-                    outputs[at + OUT_X * e] = out_words(acc[i * OUT_VECS + e] * inverse);
+                    write_output(at + OUT_X * e, acc[i * OUT_VECS + e] * inverse);
         }
     }
 }

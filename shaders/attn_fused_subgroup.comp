@@ -40,10 +40,11 @@ struct Rows {
 uint score_at(uint i, uint n) { return (i * ROW_VECS + n) * THREADS + gl_LocalInvocationIndex; }
 
 // Adds the dot products of four vecs of queries with one vec of each key of the tile.
-void add_dots(inout vec4 s[ROWS * ROW_VECS], vec4 q[ROWS], uint key_at, uint key_step, uint col, uint end) {
+void add_dots(inout vec4 s[ROWS * ROW_VECS], vec4 q[ROWS], uint key_at, uint key_row, uint d, uint col,
+              uint end) {
     [[unroll]] for (uint t = 0u; t < LOADS; ++t) {
         uint j = col + LANES * t;
-        vec4 mine = j < end ? key_vec(key[key_at + j * key_step]) : vec4(0.0), k;
+        vec4 mine = j < end ? read_key(key_at + j * key_row, d) : vec4(0.0), k;
 #define STEP(n)                            \
     k = subgroupBroadcast(mine, uint(n)); \
     [[unroll]] for (uint i = 0u; i < ROWS; ++i) s[i * ROW_VECS + 2u * t + uint(n) / 4u][uint(n) % 4u] += dot(q[i], k);
@@ -82,14 +83,14 @@ float[ROWS] weigh(inout Rows rows, inout vec4 s[ROWS * ROW_VECS], float scale) {
 
 // One vec of the tile's part of each row's output. Values that are not finite count as 0, and are added after that
 // where the weight is not 0: so they change no bit of anything else.
-vec4[ROWS] product(Rows rows, vec4 p[ROWS * ROW_VECS], float scale, uint value_at, uint value_step, uint col,
-                   uint end, uint col0) {
+vec4[ROWS] product(Rows rows, vec4 p[ROWS * ROW_VECS], float scale, uint value_at, uint value_row, uint e,
+                   uint col, uint end, uint col0) {
     vec4 sum[ROWS];
     bool dirty = false;
     [[unroll]] for (uint i = 0u; i < ROWS; ++i) sum[i] = vec4(0.0);
     [[unroll]] for (uint t = 0u; t < LOADS; ++t) {
         uint j = col + LANES * t;
-        vec4 mine = j < end ? key_vec(value[value_at + j * value_step]) : vec4(0.0), v;
+        vec4 mine = j < end ? read_value(value_at + j * value_row, e) : vec4(0.0), v;
         bvec4 bad = not_finite(mine);
         dirty = dirty || any(bad);
         mine = mix(mine, vec4(0.0), bad);
@@ -101,7 +102,7 @@ vec4[ROWS] product(Rows rows, vec4 p[ROWS * ROW_VECS], float scale, uint value_a
 #undef STEP
     }
     for (uint c = 0u; c < only_if(subgroupAny(dirty), min(BLOCK_COLS, end - col0)); ++c) {
-        vec4 v = key_vec(value[value_at + (col0 + c) * value_step]);
+        vec4 v = read_value(value_at + (col0 + c) * value_row, e);
         [[unroll]] for (uint i = 0u; i < ROWS; ++i) {
             float s = scores[score_at(i, c / 4u)][c % 4u] * scale;
             float weight = floatBitsToUint(s) == MINUS_INFINITY ? 0.0 : exp(s - rows.row_max[i]);
@@ -119,7 +120,7 @@ void main() {
     uint first = min(push.chunk * tiles_per_chunk(), num_row_tiles());
     uint tiles = min(tiles_per_chunk(), num_row_tiles() - first);
     uint vec_tiles = (out_vecs() + BLOCK_VECS - 1u) / BLOCK_VECS;
-    uint num_vecs = head_vecs(), key_step = k_stride_row(), value_step = v_stride_row();
+    uint num_vecs = head_vecs(), key_row = key_step(), value_row = value_step();
     ScoreRule rule = score_rule();
     bool unchanged = rule.mask_kind == 0u && rule.softcap == 0.0 && (flags() & FLAG_ALIBI) == 0u;
 
@@ -127,8 +128,7 @@ void main() {
         RowTile tile = heaviest_first(first + item / vec_tiles);
         uint row0 = tile.first + ROWS * lane, e0 = item % vec_tiles * BLOCK_VECS;
         uint out_end = min(BLOCK_VECS, out_vecs() - e0), live_vecs = max(value_vecs(), e0) - e0;
-        uint key_at = push.key_base + key_offset() + tile.b * k_stride_batch() + tile.hk * k_stride_head();
-        uint value_at = push.value_base + value_offset() + tile.b * v_stride_batch() + tile.hk * v_stride_head() + e0;
+        uint key_at = key_place(tile.b, tile.hk), value_at = value_place(tile.b, tile.hk);
         Rows rows;
         uint query_at[ROWS];
         uint begin = 0xFFFFFFFFu, end = 0u, all_begin = 0u, all_end = 0xFFFFFFFFu;
@@ -172,8 +172,8 @@ void main() {
                 for (uint d = 0u; d < num_vecs; ++d) {
                     vec4 q[ROWS];
                     [[unroll]] for (uint i = 0u; i < ROWS; ++i)
-                        q[i] = row0 + i < tile.rows ? query_vec(query[query_at[i] + d]) : vec4(0.0);
-                    add_dots(s, q, key_at + d, key_step, col0 + slot, end);
+                        q[i] = row0 + i < tile.rows ? read_query(query_at[i] + d) : vec4(0.0);
+                    add_dots(s, q, key_at, key_row, d, col0 + slot, end);
                 }
                 [[unroll]] for (uint i = 0u; i < ROWS; ++i)
                     [[unroll]] for (uint n = 0u; n < ROW_VECS; ++n) scores[score_at(i, n)] = s[i * ROW_VECS + n];
@@ -188,7 +188,8 @@ void main() {
                 float scale = plain ? rule.scale : 1.0;
                 float factor[ROWS] = weigh(rows, s, scale);
                 [[dont_unroll]] for (uint e = 0u; e < min(live_vecs, BLOCK_VECS); ++e) {
-                    vec4 part[ROWS] = product(rows, s, scale, value_at + e, value_step, col0 + slot, end, col0);
+                    vec4 part[ROWS] = product(rows, s, scale, value_at, value_row, e0 + e, col0 + slot, end,
+                                              col0);
                     [[unroll]] for (uint i = 0u; i < ROWS; ++i)
                         acc[ROWS * e + i] = shrunk(acc[ROWS * e + i], factor[i]) + part[i];
                 }
@@ -205,7 +206,7 @@ void main() {
             float factor = finish_row(tile, row0 + i, rows.row_max[i], rows.row_sum[i], write_lse);
             uint at = out_row(tile, row0 + i) + e0;
             [[dont_unroll]] for (uint e = 0u; e < only_if(row0 + i < tile.rows, out_end); ++e)
-                outputs[at + e] = out_words(whole[ROWS * e + i] * factor);
+                write_output(at + e, whole[ROWS * e + i] * factor);
         }
     }
 }

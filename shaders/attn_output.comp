@@ -24,32 +24,39 @@ layout(push_constant) uniform Push {
     uint out_base;
 } push;
 
-#include "elements.glsl"
 #if defined(VALUE_F32)
-#define VALUE uvec4
-#define value_vec from_f32
+#define KEY_F32
 #elif defined(VALUE_F16)
-#define VALUE uvec2
-#define value_vec from_f16
+#define KEY_F16
 #elif defined(VALUE_BF16)
-#define VALUE uvec2
-#define value_vec from_bf16
+#define KEY_BF16
+#elif defined(VALUE_INT8)
+#define KEY_INT8
+#elif defined(VALUE_Q8_0)
+#define KEY_Q8_0
+#elif defined(VALUE_Q4_0)
+#define KEY_Q4_0
+#else
+#define KEY_MIXED
 #endif
 #if defined(OUT_F32)
-#define OUT uvec4
-#define out_words to_f32
+#define QUERY_F32
 #elif defined(OUT_F16)
-#define OUT uvec2
-#define out_words to_f16
+#define QUERY_F16
 #elif defined(OUT_BF16)
-#define OUT uvec2
-#define out_words to_bf16
+#define QUERY_BF16
+#else
+#define QUERY_ANY
 #endif
+#include "key_format.glsl"
+#include "query_out.glsl"
 
 #include "params.glsl"
 layout(set = 0, binding = 1) coherent readonly buffer Probs { vec4 probs[]; };
-layout(set = 0, binding = 2) coherent readonly buffer Value { VALUE value[]; };
-layout(set = 0, binding = 3) coherent writeonly buffer Out { OUT outputs[]; };
+layout(set = 0, binding = 2) coherent readonly buffer Value { KEY value[]; };
+layout(set = 0, binding = 3) coherent writeonly buffer Out { QUERY outputs[]; };
+#include "value_rows.glsl"
+#include "write_out.glsl"
 #include "tiles.glsl"
 
 const uint BLOCK_KEYS = 32u;
@@ -127,7 +134,7 @@ void main() {
         [[unroll]] for (uint i = 0u; i < 2u; ++i)
             rows[i] = prob_row(tile, tile.first + slot + 16u * i, score_row + slot + 16u * i);
         bool in_row = e < value_vecs();
-        uint value_at = push.value_base + value_offset() + tile.b * v_stride_batch() + tile.hk * v_stride_head() + e;
+        uint value_at = value_place(tile.b, tile.hk), value_row = value_step();
 
         precise vec4 acc[4] = vec4[](vec4(0.0), vec4(0.0), vec4(0.0), vec4(0.0));
         precise vec4 lost[4] = vec4[](vec4(0.0), vec4(0.0), vec4(0.0), vec4(0.0));
@@ -148,7 +155,7 @@ void main() {
             [[unroll]] for (uint i = 0u; i < 4u; ++i) {
                 uint key = j0 + y + 8u * i;
                 bool seen = key >= begin && key < end && in_row;
-                vec4 v = seen ? value_vec(value[value_at + key * v_stride_row()]) : vec4(0.0);
+                vec4 v = seen ? read_value(value_at + key * value_row, e) : vec4(0.0);
                 v_tile[(y + 8u * i) * BLOCK_VECS + x] = v;
                 if (any(equal(floatBitsToUint(v) & 0x7F800000u, uvec4(0x7F800000u)))) finite = false;
             }
@@ -170,8 +177,8 @@ void main() {
         [[unroll]] for (uint i = 0u; i < 4u; ++i) {
             uint row = tile.first + 4u * y + i;
             if (row < tile.rows && e < out_vecs())
-                outputs[push.out_base + tile.b * out_stride_batch() + row_head(tile, row) * out_stride_head()
-                        + row_token(row) * out_stride_row() + e] = out_words(acc[i]);
+                write_output(push.out_base + tile.b * out_stride_batch() + row_head(tile, row) * out_stride_head()
+                             + row_token(row) * out_stride_row() + e, acc[i]);
         }
     }
 }

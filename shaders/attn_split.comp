@@ -31,16 +31,7 @@ layout(push_constant) uniform Push {
 } push;
 
 #include "query_out.glsl"
-#if defined(KEY_F32)
-#define KEY uvec4
-#define key_vec from_f32
-#elif defined(KEY_F16)
-#define KEY uvec2
-#define key_vec from_f16
-#elif defined(KEY_BF16)
-#define KEY uvec2
-#define key_vec from_bf16
-#endif
+#include "key_format.glsl"
 #define ROWS 4
 #define BLOCK_ROWS uint(ROWS)
 
@@ -53,6 +44,9 @@ layout(set = 0, binding = 5) coherent buffer Parts { vec4 parts[]; };
 layout(set = 0, binding = 6) coherent buffer Tickets { uint tickets[]; };
 layout(set = 0, binding = 7) coherent writeonly buffer Out { QUERY outputs[]; };
 layout(set = 0, binding = 8) coherent writeonly buffer Lse { float lse[]; };
+#include "read_query.glsl"
+#include "key_rows.glsl"
+#include "value_rows.glsl"
 #include "tiles.glsl"
 #include "score.glsl"
 
@@ -74,8 +68,8 @@ void load_queries(RowTile tile) {
         uint r = i / head_vecs(), d = i % head_vecs(), row = tile.first + r;
         vec4 x = vec4(0.0);
         if (row < tile.rows)
-            x = query_vec(query[push.query_base + tile.b * q_stride_batch() + row_head(tile, row) * q_stride_head()
-                                + row_token(row) * q_stride_row() + d]);
+            x = read_query(push.query_base + tile.b * q_stride_batch() + row_head(tile, row) * q_stride_head()
+                           + row_token(row) * q_stride_row() + d);
         q_tile[r * MAX_VECS + d] = x;
     }
 }
@@ -83,16 +77,15 @@ void load_queries(RowTile tile) {
 // Dot products of four keys with each row, into p_tile.
 void dot_products(RowTile tile, uint j0, uint end) {
     uint lane = gl_LocalInvocationIndex, j = j0 + 4u * lane;
-    uint at = push.key_base + key_offset() + tile.b * k_stride_batch() + tile.hk * k_stride_head() + j * k_stride_row();
-    uint step = k_stride_row(), vecs = head_vecs(), rows = min(tile.rows - tile.first, uint(ROWS));
+    uint step = key_step(), at = key_place(tile.b, tile.hk) + j * step, vecs = head_vecs(), rows = min(tile.rows - tile.first, uint(ROWS));
     vec4 s[ROWS] = vec4[](vec4(0.0), vec4(0.0), vec4(0.0), vec4(0.0));
     if (j < end) {
         // Beyond the last key the last one is read again: those products are never looked at.
         uint last = end - 1u - j;
         uint at1 = at + min(1u, last) * step, at2 = at + min(2u, last) * step, at3 = at + min(3u, last) * step;
         for (uint d = 0u; d < vecs; ++d) {
-            vec4 k0 = key_vec(key[at + d]), k1 = key_vec(key[at1 + d]);
-            vec4 k2 = key_vec(key[at2 + d]), k3 = key_vec(key[at3 + d]);
+            vec4 k0 = read_key(at, d), k1 = read_key(at1, d);
+            vec4 k2 = read_key(at2, d), k3 = read_key(at3, d);
             [[unroll]] for (uint r = 0u; r < uint(ROWS); ++r) {
                 if (r < rows) {
                     vec4 q = q_tile[r * MAX_VECS + d];
@@ -144,15 +137,15 @@ float weigh(ScoreRule rule, ScoreRow row, uint j0, uint end, float row_max, inou
 uvec4 exponent_bits(vec4 v) { return floatBitsToUint(v) & 0x7F800000u; }
 
 // One vec of value_dim, over every `deep`-th group of four keys of the block.
-vec4[ROWS] weighted_values(uint at, uint j0, uint end, uint first, uint deep, uint rows) {
+vec4[ROWS] weighted_values(uint at, uint e, uint j0, uint end, uint first, uint deep, uint rows) {
     vec4 part[ROWS] = vec4[](vec4(0.0), vec4(0.0), vec4(0.0), vec4(0.0));
-    uint step = v_stride_row();
+    uint step = value_step();
     for (uint g = first; j0 + 4u * g < end && g < THREADS; g += deep) {
         uint j = j0 + 4u * g, from = at + j * step;
-        vec4 v0 = key_vec(value[from]), v1 = vec4(0.0), v2 = vec4(0.0), v3 = vec4(0.0);
-        if (j + 1u < end) v1 = key_vec(value[from + step]);
-        if (j + 2u < end) v2 = key_vec(value[from + 2u * step]);
-        if (j + 3u < end) v3 = key_vec(value[from + 3u * step]);
+        vec4 v0 = read_value(from, e), v1 = vec4(0.0), v2 = vec4(0.0), v3 = vec4(0.0);
+        if (j + 1u < end) v1 = read_value(from + step, e);
+        if (j + 2u < end) v2 = read_value(from + 2u * step, e);
+        if (j + 3u < end) v3 = read_value(from + 3u * step, e);
         uvec4 exponent = max(max(exponent_bits(v0), exponent_bits(v1)), max(exponent_bits(v2), exponent_bits(v3)));
         bool clean = all(lessThan(exponent, uvec4(0x7F800000u)));  // neither infinity nor NaN
         [[unroll]] for (uint r = 0u; r < uint(ROWS); ++r) {
@@ -182,7 +175,7 @@ void main() {
         uint begin = tile_key_begin(tile) + split * keys_per_split();
         uint end = min(begin + keys_per_split(), tile_key_end(tile));
         uint rows = min(tile.rows - tile.first, uint(ROWS));
-        uint value_at = push.value_base + value_offset() + tile.b * v_stride_batch() + tile.hk * v_stride_head();
+        uint value_at = value_place(tile.b, tile.hk);
         ScoreRow row = score_row(tile, tile.first + lane / SHARERS);
         float row_max = LOWEST, own_sum = 0.0;
         vec4 acc[2 * ROWS];
@@ -200,7 +193,7 @@ void main() {
             [[unroll]] for (uint c = 0u; c < 2u; ++c) {
                 uint e = c * CHUNK + x;
                 if (e < value_vecs()) {
-                    vec4 part[ROWS] = weighted_values(value_at + e, j0, end, y, deep, rows);
+                    vec4 part[ROWS] = weighted_values(value_at, e, j0, end, y, deep, rows);
                     [[unroll]] for (uint r = 0u; r < uint(ROWS); ++r)
                         acc[c * ROWS + r] = fma(acc[c * ROWS + r], vec4(row_shrink[r]), part[r]);
                 }

@@ -23,33 +23,16 @@ layout(push_constant) uniform Push {
     uint scores_base;
 } push;
 
-#include "elements.glsl"
-#if defined(QUERY_F32)
-#define QUERY uvec4
-#define query_vec from_f32
-#elif defined(QUERY_F16)
-#define QUERY uvec2
-#define query_vec from_f16
-#elif defined(QUERY_BF16)
-#define QUERY uvec2
-#define query_vec from_bf16
-#endif
-#if defined(KEY_F32)
-#define KEY uvec4
-#define key_vec from_f32
-#elif defined(KEY_F16)
-#define KEY uvec2
-#define key_vec from_f16
-#elif defined(KEY_BF16)
-#define KEY uvec2
-#define key_vec from_bf16
-#endif
+#include "query_out.glsl"
+#include "key_format.glsl"
 
 #include "params.glsl"
 layout(set = 0, binding = 1) coherent readonly buffer Query { QUERY query[]; };
 layout(set = 0, binding = 2) coherent readonly buffer Key { KEY key[]; };
 layout(set = 0, binding = 3) coherent readonly buffer Mask { uint mask_data[]; };
 layout(set = 0, binding = 4) coherent writeonly buffer Scores { vec4 scores[]; };
+#include "read_query.glsl"
+#include "key_rows.glsl"
 #include "tiles.glsl"
 #include "score.glsl"
 
@@ -62,11 +45,11 @@ shared vec4 k_tile[BLOCK_COLS * PITCH];  // key c lies at slot (c % 4) * 16 + c 
 shared uint open_stamp;
 
 vec4 load_query(bool live, uint at, uint d) {
-    return live && d < head_vecs() ? query_vec(query[at + d]) : vec4(0.0);
+    return live && d < head_vecs() ? read_query(at + d) : vec4(0.0);
 }
 
 vec4 load_key(bool live, uint at, uint d) {
-    return live && d < head_vecs() ? key_vec(key[at + d]) : vec4(0.0);
+    return live && d < head_vecs() ? read_key(at, d) : vec4(0.0);
 }
 
 // Whether the mask leaves anything of the tile open; the same answer in the whole workgroup.
@@ -86,7 +69,7 @@ bool tile_open(ScoreRule rule, ScoreRow rows[4], uint col, uint stamp) {
 vec4[4] dot_products(RowTile tile, uint col0, uint begin, uint end, uint x, uint y, bool busy) {
     uint lane = gl_LocalInvocationIndex, slot = lane / DEPTH, depth = lane % DEPTH;
     bool q_live[2], k_live[4];
-    uint q_at[2], k_at[4];
+    uint q_at[2], k_at[4], key0 = key_place(tile.b, tile.hk);
     [[unroll]] for (uint i = 0u; i < 2u; ++i) {
         uint row = tile.first + slot + 16u * i;
         q_live[i] = row < tile.rows;
@@ -96,7 +79,7 @@ vec4[4] dot_products(RowTile tile, uint col0, uint begin, uint end, uint x, uint
     [[unroll]] for (uint i = 0u; i < 4u; ++i) {
         uint col = col0 + slot + 16u * i;
         k_live[i] = col >= begin && col < end;
-        k_at[i] = push.key_base + key_offset() + tile.b * k_stride_batch() + tile.hk * k_stride_head() + col * k_stride_row();
+        k_at[i] = key0 + col * key_step();
     }
     vec4 acc[4] = vec4[](vec4(0.0), vec4(0.0), vec4(0.0), vec4(0.0));
     for (uint d0 = 0u; d0 < head_vecs(); d0 += DEPTH) {

@@ -11,8 +11,9 @@ import ml_dtypes  # noqa: F401 - makes NumPy know bfloat16
 import numpy as np
 
 from tests.tolerance import assert_matches_oracle
-from vkattn import KVCache, sdpa_with_kv_cache
+from vkattn import KVCache, oracle, sdpa_with_kv_cache
 from vkattn.dtypes import ITEM_BYTES, numpy_dtype
+from vkattn.formats import QUANTISED
 from vkattn.graph.node import Binding, Dispatch
 from vkattn.kernels.manifest import variant
 from vkattn.layout import padded_dim
@@ -32,20 +33,28 @@ def new_rows(rng: np.random.Generator, cache: KVCache, tokens: int, dtype: str =
     return rows[0], rows[1]
 
 
+def stored(rows: np.ndarray, dtype: str) -> np.ndarray:
+    """Return what a cache of this dtype holds of rows: rounded, or quantised and back by the oracle (float64)."""
+    if dtype in QUANTISED:
+        return oracle.dequantize(*oracle.quantize(rows, dtype))
+    return rows.astype(numpy_dtype(dtype))
+
+
 class Model:
     """What a cache holds, in NumPy: NaN where nothing was written."""
 
     def __init__(self, cache: KVCache) -> None:
-        self._dtype = numpy_dtype(cache.dtype)
+        self._dtypes = (cache.dtype, cache.value_dtype)
         self.arrays = [np.full((cache.num_layers, cache.batch, cache.capacity, cache.num_kv_heads, dim), np.nan,
-                               self._dtype) for dim in (cache.head_dim, cache.value_dim)]
+                               np.float64 if dtype in QUANTISED else numpy_dtype(dtype))
+                       for dim, dtype in zip((cache.head_dim, cache.value_dim), self._dtypes, strict=True)]
         self.lengths = np.zeros((cache.num_layers, cache.batch), np.int64)
 
     def update(self, key: np.ndarray, value: np.ndarray, input_pos: Any, layer: int = 0) -> None:
         """Write rows (bshd)."""
         for batch, start in enumerate(np.broadcast_to(input_pos, key.shape[:1])):
-            for array, rows in zip(self.arrays, (key, value), strict=True):
-                array[layer, batch, start : start + rows.shape[1]] = rows[batch].astype(self._dtype)
+            for array, rows, dtype in zip(self.arrays, (key, value), self._dtypes, strict=True):
+                array[layer, batch, start : start + rows.shape[1]] = stored(rows[batch], dtype)
             self.lengths[layer, batch] = start + key.shape[1]
 
     def reorder(self, index: Any) -> None:
@@ -63,6 +72,8 @@ def assert_holds(cache: KVCache, model: Model) -> None:
         for got, array in zip(cache.read(layer), model.arrays, strict=True):
             expected = array[layer, :, : lengths.max()].copy()
             expected[dead] = 0
+            if expected.dtype == np.float64:
+                expected = expected.astype(np.float32)
             assert got.dtype == expected.dtype
             np.testing.assert_array_equal(bits(got), bits(expected))
 

@@ -16,6 +16,7 @@ _HOME = {
     "attention": ".ops.attention",
     "scaled_dot_product_attention": ".ops.attention",
     "merge_states": ".ops.merge",
+    "quantized_attention": ".ops.quantized",
     "sdpa_with_kv_cache": ".ops.cached",
     "devices": ".caps.probe",
     "Device": ".runtime.device",
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from .ops.cached import sdpa_with_kv_cache
     from .ops.graph import Graph
     from .ops.merge import merge_states
+    from .ops.quantized import quantized_attention
     from .runtime.device import Device, default_device
 
 

@@ -8,10 +8,11 @@ listed with the reason and does not count as a failure.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,16 +22,17 @@ from .cache.kv_cache import KVCache
 from .dispatch import MATRIX_ALGORITHMS, PRIORITY
 from .dtypes import AXIS, FLOAT_DTYPES, numpy_dtype
 from .errors import DeviceError, VkattnError
+from .formats import QUANTISED, QuantisedRows
 from .graph.hazards import segments
 from .graph.node import Binding, Dispatch
 from .kernels import matrix
 from .kernels.manifest import load_manifest, variant
 from .kernels.params import COUNT_IS_PUSHED
 from .kernels.support import device_reasons
-from .ops.attention import attention
+from .ops.attention import attention, compute
 from .ops.selftest import settle
 from .runtime.device import Device
-from .validate import attention_call
+from .validate import Call, attention_call
 
 
 @dataclass
@@ -93,6 +95,53 @@ def check_attention(device: Device, results: dict[str, Result]) -> None:
                 run = _attend(device, arrays, module.NAME, options)
                 for used in module.variants(problem, device.info):
                     _note(results[used.name], f"{label}, {query_dtype} x {key_dtype}", run)
+
+
+def check_quantised(device: Device, results: dict[str, Result]) -> None:
+    """Run every algorithm over quantised keys and values of each format, and of two formats at once."""
+    rng = np.random.default_rng(2027)
+    for label, (batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim), options in shapes(rng):
+        if label.startswith("decode, head_dim") and head_dim not in (32, 128, 256):
+            continue
+        query = 2 * rng.standard_normal((batch, heads, q_len, head_dim), np.float32)
+        keys, values = (2 * rng.standard_normal((batch, kv_heads, kv_len, dim), np.float32)
+                        for dim in (head_dim, value_dim))
+        for number, pair in enumerate((*((name, name) for name in QUANTISED), ("int8", "float16"))):
+            given = query.astype(np.float16) if number % 2 else query
+            stored, exact = zip(*(_stored(rows, dtype) for rows, dtype in zip((keys, values), pair, strict=True)),
+                                strict=True)
+            stand_ins = (keys.astype(given.dtype), values.astype(given.dtype))
+            call = attention_call(given, *stand_ins, return_lse=True, **options)
+            problem = replace(call.problem, key_dtype=pair[0], value_dtype=pair[1])
+            call = replace(call, problem=problem, key=stored[0], value=stored[1])
+            for module in PRIORITY:
+                if module.not_supported_reasons(problem, device.info):
+                    continue
+                run = _attend_stored(device, call, exact, module.NAME, options)
+                for used in module.variants(problem, device.info):
+                    _note(results[used.name], f"{label}, {given.dtype.name} x {' and '.join(pair)}", run)
+
+
+def _stored(rows: np.ndarray, dtype: str) -> tuple[Any, np.ndarray]:
+    """Return rows as a kernel is given them, and the numbers that they stand for."""
+    if dtype not in QUANTISED:
+        return rows.astype(dtype), rows.astype(dtype)
+    parts = oracle.quantize(rows, dtype)
+    return QuantisedRows(*parts), oracle.dequantize(*parts)
+
+
+def _attend_stored(device: Device, call: Call, exact: tuple[np.ndarray, ...], algorithm: str,
+                   options: dict[str, Any]) -> Callable[[], float]:
+    """Return a function that gives the worst share of one case over stored rows; it computes once."""
+
+    def run() -> float:
+        out, lse = compute(call, device, algorithm)
+        again, _ = compute(call, device, algorithm)
+        if not np.array_equal(out, again):
+            return np.inf
+        return oracle.worst_share(out, call.query, *exact, lse=lse, **options)
+
+    return functools.cache(run)
 
 
 def _attend(device: Device, arrays: list[np.ndarray], algorithm: str, options: dict[str, Any]) -> Callable[[], float]:
@@ -164,12 +213,38 @@ def check_caches(device: Device, results: dict[str, Result]) -> None:
             results[name].add(f"{rows_dtype} rows, {cache_dtype} cache", 0.0 if same else np.inf)
 
 
+def check_quantised_caches(device: Device, results: dict[str, Result]) -> None:
+    """Check kv_append_quantised: codes within one of the oracle's, scales within an ulp (division may be inexact)."""
+    rng = np.random.default_rng(8)
+    for key_dtype, value_dtype in (("int8", "q4_0"), ("q8_0", "int8"), ("q4_0", "q8_0")):
+        cache = KVCache(2, 3, 40, 50, value_dim=9, dtype=key_dtype, value_dtype=value_dtype, device=device)
+        rows = [(10.0 ** rng.uniform(-3, 3, (2, 33, 3, 1)) * rng.standard_normal((2, 33, 3, dim))).astype(np.float32)
+                for dim in (50, 9)]
+        for start, stop in ((0, 30), (30, 33)):
+            cache.update(rows[0][:, start:stop], rows[1][:, start:stop], start)
+        raw = cache.raw()
+        cache.close()
+        worst = 0.0
+        for name, array, dtype in (("key", rows[0], key_dtype), ("value", rows[1], value_dtype)):
+            codes, scale, zero_point = oracle.quantize(array, dtype)
+            expected = {name: codes, f"{name}_scale": scale, f"{name}_zero_point": zero_point}
+            for part, wanted in expected.items():
+                if wanted is not None:
+                    unit = np.spacing(np.abs(wanted)).astype(np.float64) if part.endswith("scale") else 1.0
+                    off = np.abs(np.asarray(raw[part]).astype(np.float64) - wanted.astype(np.float64)) / unit
+                    worst = max(worst, float(off.max()))
+        for name in ("kv_append_quantised", "kv_read"):
+            results[name].add(f"float32 rows, {key_dtype} and {value_dtype} cache", worst)
+
+
 def check_device(device: Device) -> dict[str, Result]:
     """Check every variant of the manifest on ``device``; the key is the variant's name."""
     results = {name: Result() for name in load_manifest()}
     check_words(device, results)
     check_caches(device, results)
+    check_quantised_caches(device, results)
     check_attention(device, results)
+    check_quantised(device, results)
     for name, result in results.items():
         kernel = load_manifest()[name]
         reasons = (matrix.use_reasons if kernel.kernel in matrix.FEATURES else device_reasons)(kernel, device.info)

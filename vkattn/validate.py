@@ -11,6 +11,7 @@ import numpy as np
 
 from .dtypes import FLOAT_DTYPES, dtype_name
 from .errors import DTypeError, OptionError, ShapeError
+from .formats import QuantisedRows
 from .layout import check_layout, split_shape
 from .mask import Window, resolve_causal, resolve_kv_len, resolve_q_offset, resolve_window
 from .problem import Options, Problem
@@ -21,13 +22,16 @@ FLOAT32_TINY, FLOAT32_MAX = float(np.finfo(np.float32).tiny), float(np.finfo(np.
 
 @dataclass(frozen=True)
 class Call:
-    """A checked attention call. The arrays are 4-D in ``problem.layout``; ``mask`` is 4-D, its sizes full or 1."""
+    """A checked attention call. Arrays are 4-D in ``problem.layout``; ``mask`` is 4-D, its sizes full or 1.
+
+    Quantised rows are bhsd whatever the layout is.
+    """
 
     problem: Problem
     options: Options
     query: np.ndarray
-    key: np.ndarray
-    value: np.ndarray
+    key: np.ndarray | QuantisedRows
+    value: np.ndarray | QuantisedRows
     mask: np.ndarray | None
 
 

@@ -112,10 +112,13 @@ def _variants(axes: dict[str, list[str]], excludes: Any, shown: str) -> tuple[tu
             raise BuildError(f"{shown}: the exclusion of {when} has no `why`")
         if not isinstance(when, dict) or not when:
             raise BuildError(f"{shown}: an [[exclude]] needs a `when` table")
-        for axis, value in when.items():
-            if value not in axes.get(axis, ()):
-                raise BuildError(f"{shown}: the exclusion of {when} names {axis} = {value!r}, which no axis has")
-        rest = [variant for variant in kept if not when.items() <= dict(variant).items()]
+        any_of = {axis: value if isinstance(value, list) else [value] for axis, value in when.items()}
+        for axis, values in any_of.items():
+            for value in values:
+                if value not in axes.get(axis, ()):
+                    raise BuildError(f"{shown}: the exclusion of {when} names {axis} = {value!r}, which no axis has")
+        rest = [variant for variant in kept
+                if not all(dict(variant)[axis] in values for axis, values in any_of.items())]
         if len(rest) == len(kept):
             raise BuildError(f"{shown}: the exclusion of {when} excludes nothing that is left")
         kept = rest

@@ -15,16 +15,7 @@ layout(push_constant) uniform Push {
 } push;
 
 #include "query_out.glsl"
-#if defined(KEY_F32)
-#define KEY uvec4
-#define key_vec from_f32
-#elif defined(KEY_F16)
-#define KEY uvec2
-#define key_vec from_f16
-#elif defined(KEY_BF16)
-#define KEY uvec2
-#define key_vec from_bf16
-#endif
+#include "key_format.glsl"
 
 #include "params.glsl"
 layout(set = 0, binding = 1) coherent readonly buffer Query { QUERY query[]; };
@@ -33,6 +24,10 @@ layout(set = 0, binding = 3) coherent readonly buffer Value { KEY value[]; };
 layout(set = 0, binding = 4) coherent readonly buffer Mask { uint mask_data[]; };
 layout(set = 0, binding = 5) coherent writeonly buffer Out { QUERY outputs[]; };
 layout(set = 0, binding = 6) coherent writeonly buffer Lse { float lse[]; };
+#include "read_query.glsl"
+#include "write_out.glsl"
+#include "key_rows.glsl"
+#include "value_rows.glsl"
 #include "tiles.glsl"
 #include "score.glsl"
 

@@ -49,8 +49,10 @@ uint q_words() { return params[push.params_base + 41u]; }
 uint k_words() { return params[push.params_base + 42u]; }
 uint v_words() { return params[push.params_base + 43u]; }
 uint mask_words() { return params[push.params_base + 44u]; }
+uint formats() { return params[push.params_base + 45u]; }
 
 const uint FLAG_ALIBI = 4u;
+const uint FLAG_APPEND = 32u;
 const uint FLAG_LSE = 16u;
 const uint FLAG_MASK_BITS = 1u;
 const uint FLAG_MASK_FLOAT = 2u;

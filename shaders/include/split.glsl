@@ -1,8 +1,9 @@
 // The parts of one item that the splits of its keys leave, and their merge by the last workgroup to finish.
-// Includer must define ROWS, THREADS (the size of a workgroup), QUERY and out_words, the buffers parts (vec4), tickets
-// (uint), outputs and lse, and a shared array WAY_SUMS of THREADS vec4s or more.
+// Includer must define ROWS, THREADS (the size of a workgroup), the buffers parts (vec4), tickets (uint), outputs and lse,
+// and a shared array WAY_SUMS of THREADS vec4s or more; and include query_out.glsl.
 #ifndef VKATTN_SPLIT
 #define VKATTN_SPLIT
+#include "write_out.glsl"
 
 const float LOWEST = -3.4028235e38;  // row_max starts finite: minus infinity less it is never NaN
 const uint NOT_A_NUMBER = 0x7FC00000u;
@@ -32,8 +33,8 @@ vec2 with_sink(RowTile tile, uint row, vec2 whole) {
 void write_out(RowTile tile, uint row, uint e, vec4 sum, vec2 whole) {
     vec2 state = with_sink(tile, row, whole);
     float factor = state.y == 0.0 ? 0.0 : exp(whole.x - state.x) / state.y;  // NaN stays NaN
-    outputs[push.out_base + tile.b * out_stride_batch() + row_head(tile, row) * out_stride_head()
-            + row_token(row) * out_stride_row() + e] = out_words(whole.y == 0.0 ? vec4(0.0) : sum * factor);
+    write_output(push.out_base + tile.b * out_stride_batch() + row_head(tile, row) * out_stride_head()
+                 + row_token(row) * out_stride_row() + e, whole.y == 0.0 ? vec4(0.0) : sum * factor);
 }
 
 // By one invocation.

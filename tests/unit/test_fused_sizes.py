@@ -11,6 +11,7 @@ import pytest
 
 from tests.fakes import fake_device_info
 from vkattn.caps.model import DeviceInfo
+from vkattn.formats import QUANTISED
 from vkattn.kernels import fused
 from vkattn.kernels.manifest import load_manifest
 from vkattn.problem import Problem
@@ -56,6 +57,14 @@ def test_the_variant_follows_the_device(info: DeviceInfo, value_dim: int, expect
     assert fused.not_supported_reasons(problem, info) == []
 
 
+def test_more_keys_than_loops_allow_go_to_the_kernel_with_fewer_loops() -> None:
+    llvmpipe = device(name="llvmpipe (LLVM 15)", device_type="cpu", subgroup_size=8)
+    names = [fused.variants(dataclasses.replace(PROBLEM, max_kv_len=keys), llvmpipe)[0].name
+             for keys in (512, 8000)]
+    assert names == ["attn_fused_subgroup_f32_f32", "attn_fused_f32_f32_w64_large"]
+    assert fused.not_supported_reasons(dataclasses.replace(PROBLEM, max_kv_len=100000), llvmpipe)
+
+
 def test_a_device_without_room_is_told_so() -> None:
     (reason,) = fused.not_supported_reasons(PROBLEM, device(max_shared_memory_bytes=8192))
     assert "bytes of shared memory, the device has 8192" in reason
@@ -64,15 +73,16 @@ def test_a_device_without_room_is_told_so() -> None:
 def test_every_variant_is_reachable() -> None:
     devices = [device(device_type="discrete"), device(device_type="discrete", max_shared_memory_bytes=16384),
                device(device_type="cpu", subgroup_size=8)]
-    mixtures = [("float32", "float32"), ("float32", "float16"), ("float32", "bfloat16"), ("float16", "float16"),
-                ("bfloat16", "bfloat16")]
-    reached = {fused.variants(Problem(1, 1, 1, 9, 9, 8, value_dim, query, key, key), info)[0].name
-               for info in devices for query, key in mixtures for value_dim in (64, 65)}
+    mixtures = [("float32", "float32", "float32"), ("float32", "float16", "float16"), ("float32",) + ("bfloat16",) * 2,
+                ("float16",) * 3, ("bfloat16",) * 3, *(("float16", name, name) for name in QUANTISED),
+                ("float32", "int8", "float16")]
+    reached = {fused.variants(Problem(1, 1, 1, 9, 9, 8, value_dim, *dtypes), info)[0].name
+               for info in devices for dtypes in mixtures for value_dim in (64, 65)}
     assert reached == {name for name in load_manifest() if name.startswith("attn_fused")}
 
 
 def test_small_variants_fit_what_vulkan_promises() -> None:
     small = [kernel for kernel in load_manifest().values() if kernel.axes.get("tile") == "small"]
-    assert len(small) == 5
+    assert len(small) == 5 + 4
     for kernel in small:
         assert kernel.shared_bytes <= 16384 and math.prod(kernel.local_size) <= 128 and not kernel.capabilities

@@ -10,6 +10,7 @@ import pytest
 
 from tests.fakes import fake_device_info
 from vkattn.kernels import split
+from vkattn.formats import QUANTISED
 from vkattn.kernels.manifest import load_manifest
 from vkattn.problem import Problem
 
@@ -23,9 +24,12 @@ def test_constants_are_those_of_the_shaders() -> None:
     base = (SHADERS / "attn_split.comp").read_text()
     assert f"#define ROWS {split.BASE_ROWS}\n" in base
     assert f"const uint MAX_VECS = {split.MAX_DIM // 4}u;" in base
-    subgroup = (SHADERS / "attn_split_subgroup.comp").read_text()
-    assert f"local_size_x = {split.FEWEST_THREADS}," in subgroup
-    assert f"const uint THREADS = {split.FEWEST_THREADS}u;" in subgroup
+    for name in ("attn_split_subgroup", "attn_split_quant_subgroup"):
+        subgroup = (SHADERS / f"{name}.comp").read_text()
+        assert f"local_size_x = {split.FEWEST_THREADS}," in subgroup
+        assert f"const uint THREADS = {split.FEWEST_THREADS}u;" in subgroup
+    assert f"#define UNIT_VECS {split.UNIT // 4}\n" in subgroup
+    assert f"#define ROWS {split.BASE_ROWS}\n" in subgroup
 
 
 def test_every_variant_is_chosen_somewhere() -> None:
@@ -35,11 +39,14 @@ def test_every_variant_is_chosen_somewhere() -> None:
         if subgroup_size == 1:
             info = dataclasses.replace(info, subgroup_operations=frozenset())
         for query, key in (("float32", "float32"), ("float32", "float16"), ("float32", "bfloat16"),
-                           ("float16", "float16"), ("bfloat16", "bfloat16")):
+                           ("float16", "float16"), ("bfloat16", "bfloat16"),
+                           *(("float32", name) for name in QUANTISED), ("float32", "mixed")):
             for head_dim in (4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256):
                 for q_len in (1, 8):
                     problem = dataclasses.replace(PROBLEM, head_dim=head_dim, value_dim=head_dim, max_q_len=q_len,
                                                   query_dtype=query, key_dtype=key, value_dtype=key)
+                    if key == "mixed":
+                        problem = dataclasses.replace(problem, key_dtype="q4_0", value_dtype="float16")
                     assert not split.not_supported_reasons(problem, info)
                     chosen.add(split.variants(problem, info)[0].name)
     assert chosen == {name for name, kernel in load_manifest().items() if kernel.kernel.startswith("attn_split")}
@@ -52,6 +59,11 @@ def test_a_subgroup_is_never_smaller_than_the_lanes_of_the_variant() -> None:
             name = split.variants(dataclasses.replace(PROBLEM, head_dim=head_dim), info)[0].name
             lanes = re.search(r"_l(\d+)_", name)
             assert lanes is None or int(lanes[1]) <= subgroup_size
+            quantised = dataclasses.replace(PROBLEM, head_dim=head_dim, key_dtype="int8", value_dtype="int8")
+            name = split.variants(quantised, info)[0].name
+            lanes = re.search(r"_l(\d+)$", name)
+            assert lanes is not None or name == "attn_split_any_int8"
+            assert lanes is None or head_dim / split.UNIT <= int(lanes[1]) <= subgroup_size
 
 
 def test_tiers_limit_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..dtypes import AXIS
+from ..formats import formats_word, is_plain
 from ..graph.node import Binding, Dispatch
 from ..kernels import params
-from ..kernels.manifest import variant
+from ..kernels.manifest import Variant, variant
 from ..layout import pack_into, packed_words, vec_strides
 
 if TYPE_CHECKING:
@@ -38,6 +39,13 @@ def cache_fields(storage: CacheStorage) -> dict[str, int]:
     return fields
 
 
+def append_kernel(new_dtype: str, dtypes: tuple[str, str]) -> Variant:
+    """Return the kernel that writes rows of ``new_dtype`` into a cache whose keys and values have these dtypes."""
+    if is_plain(*dtypes):
+        return variant(f"kv_append_{AXIS[new_dtype]}_{AXIS[dtypes[0]]}")
+    return variant("kv_append_quantised")
+
+
 class AppendPlan:
     """Host buffers for ``new_words`` of rows, and the recording that appends them to a layer of ``group``.
 
@@ -51,7 +59,7 @@ class AppendPlan:
         self._rows = [device.buffer(words, "host", f"new {name} rows")
                       for name, words in zip(("key", "value"), new_words, strict=True)]
         bindings = tuple(map(Binding, (self._params, *self._rows, key, value)))
-        kernel = variant(f"kv_append_{AXIS[dtype]}_{AXIS[cache.dtype]}")
+        kernel = append_kernel(dtype, cache.storage.dtypes)
         self._recording = device.recording([[Dispatch(kernel, bindings, dict.fromkeys(kernel.push, 0), GROUPS)]])
 
     @property
@@ -68,6 +76,7 @@ class AppendPlan:
         header: dict[str, int | float] = {
             "batch_size": cache.batch, "num_kv_heads": cache.num_kv_heads, "group_size": 1, "q_len": tokens}
         header |= cache_fields(cache.storage) | cache.storage.offsets(layer)
+        header["formats"] = formats_word("float32", *cache.storage.dtypes, self._dtype)
         header |= new_row_fields(cache.num_kv_heads, tokens, (cache.head_dim, cache.value_dim), self._dtype, "bshd")
         params.write_header(block, header)
         params.write_lengths(block, cache.batch, 0, 0, input_pos)

@@ -7,16 +7,18 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import FLOAT_DTYPES, dtype_name
-from ..errors import CapacityError, ClosedError, DTypeError, NoKernelError, OptionError, ShapeError
+from ..errors import CapacityError, ClosedError, DTypeError, OptionError, ShapeError
+from ..formats import CACHE_DTYPES, QUANTISED, check_range, dequantised, is_plain
 from ..layout import packed_words
 from ..lru import BoundedPlans
 from ..mask import as_integer
 from ..runtime.device import PLANS_HEAP_FRACTION, Device, resolve_device
+from ..validate import check_mixture
 from . import move
 from .append import AppendPlan
+from .layer import CacheLayer as CacheLayer
 from .storage import CacheStorage
-
-QUANTISED = ("int8", "q8_0", "q4_0")
+from .transfer import load_layer, raw_layer
 
 
 class KVCache:
@@ -34,17 +36,18 @@ class KVCache:
         Elements of a value row; None is head_dim.
     num_layers : int
         Layers of the model; `layer` gives one of them to attention.
-    dtype : "float32", "float16" or "bfloat16"
-        What the cache stores. float32 rows are rounded to it on the device.
+    dtype : "float32", "float16", "bfloat16", "int8", "q8_0" or "q4_0"
+        What the cache stores. Rows are rounded to it, or quantised, on the device: "int8" per token and head with a
+        scale and a zero point, "q8_0" and "q4_0" in blocks of 32 elements with a scale (`vkattn.oracle.quantize`).
     value_dtype : str or None
-        None is ``dtype``; others come with the quantised formats.
+        What it stores of values; None is ``dtype``.
     device : vkattn.Device or None
         None is `vkattn.default_device`.
 
     Raises
     ------
-    OptionError, CapacityError, NoKernelError
-        A size is not positive; one layer does not fit the device's largest buffer; a format is not there yet.
+    OptionError, CapacityError
+        A size is not positive, or a dtype unknown; one layer does not fit the device's largest buffer.
 
     Notes
     -----
@@ -67,15 +70,13 @@ class KVCache:
         self.value_dim = self.head_dim if value_dim is None else _positive(value_dim, "value_dim")
         self.num_layers = _positive(num_layers, "num_layers")
         self.dtype = _cache_dtype(dtype, "dtype")
-        if value_dtype is not None and _cache_dtype(value_dtype, "value_dtype") != dtype:
-            raise NoKernelError(f"`value_dtype` {value_dtype!r} beside `dtype` {dtype!r} is not there yet; "
-                                "keys and values have one dtype.")
+        self.value_dtype = self.dtype if value_dtype is None else _cache_dtype(value_dtype, "value_dtype")
         self.device = resolve_device(device)
         self._lengths = np.zeros((self.num_layers, self.batch), np.int64)
         dims = (self.head_dim, self.value_dim)
         with self.device.lock:
             self.storage = CacheStorage(self.device, self.batch, self.num_kv_heads, self.capacity, dims,
-                                        (dtype, dtype), self.num_layers)
+                                        (self.dtype, self.value_dtype), self.num_layers)
         #: Plans that use this cache (appends, attention); they are freed with it.
         self.plans = BoundedPlans(max_bytes=int(self.device.info.device_local_bytes * PLANS_HEAP_FRACTION))
         self._closed = False
@@ -83,7 +84,8 @@ class KVCache:
 
     def __repr__(self) -> str:
         return (f"<vkattn.KVCache {self.num_layers} layers, batch {self.batch}, {self.num_kv_heads} heads, capacity "
-                f"{self.capacity}, head_dim {self.head_dim}, {self.dtype}>")
+                f"{self.capacity}, head_dim {self.head_dim}, "
+                f"{self.dtype if self.dtype == self.value_dtype else f'{self.dtype} keys, {self.value_dtype} values'}>")
 
     @property
     def lengths(self) -> np.ndarray:
@@ -169,6 +171,8 @@ class KVCache:
         rows = (np.asarray(key), np.asarray(value))
         dtype = self.check_rows(rows[0].shape, rows[1].shape, dtype_name(rows[0], "key", FLOAT_DTYPES),
                                 dtype_name(rows[1], "value", FLOAT_DTYPES))
+        check_range("key", rows[0], self.dtype)
+        check_range("value", rows[1], self.value_dtype)
         with self.device.lock:
             start = self.check_append(input_pos, rows[0].shape[1], layer)
             group, _ = self.storage.place(layer)
@@ -194,10 +198,17 @@ class KVCache:
             raise ShapeError(f"`key` has {key[1]} tokens but `value` has {value[1]}.")
         if key_dtype != value_dtype:
             raise DTypeError(f"`key` is {key_dtype} but `value` is {value_dtype}; they must have the same dtype.")
-        if key_dtype not in ("float32", self.dtype):
+        if is_plain(self.dtype, self.value_dtype) and key_dtype not in ("float32", self.dtype):
             raise DTypeError(f"`key` is {key_dtype}; this {self.dtype} cache takes float32"
                              f"{'' if self.dtype == 'float32' else f' or {self.dtype}'} rows.")
         return key_dtype
+
+    def check_query(self, query_dtype: str) -> str:
+        """Return a float dtype that stands for the cache's beside such queries, or raise DTypeError."""
+        if not is_plain(self.dtype, self.value_dtype):
+            return query_dtype
+        check_mixture(query_dtype, self.dtype, self.dtype)
+        return self.dtype
 
     def truncate(self, length: Any) -> None:
         """Forget all tokens at or beyond ``length`` (an int, or integers ``[batch]``), in every layer."""
@@ -234,14 +245,57 @@ class KVCache:
 
         Returns
         -------
-        key : Array, the cache's dtype, shape ``[batch, length, num_kv_heads, head_dim]``
+        key : Array, the cache's dtype, or float32 if that is quantised: ``[batch, length, num_kv_heads, head_dim]``
             length is the longest of the batch; rows beyond an entry's own length are 0.
-        value : Array, the cache's dtype, shape ``[batch, length, num_kv_heads, value_dim]``
+        value : Array, the same of the values, shape ``[batch, length, num_kv_heads, value_dim]``
         """
         self.check()
         layer = self.check_layer(layer)
         with self.device.lock:
-            return move.read(self, layer, self._lengths[layer])
+            found = [(dequantised(move.read_quantised(self, layer, self._lengths[layer], which), dtype)
+                      if dtype in QUANTISED else move.read_floats(self, layer, self._lengths[layer], which))
+                     for which, dtype in enumerate(self.storage.dtypes)]
+        return found[0], found[1]
+
+    def raw(self, layer: int = 0) -> dict[str, np.ndarray | None]:
+        """Return what a layer holds as it is stored, under the names that `load` takes; see there."""
+        self.check()
+        return raw_layer(self, self.check_layer(layer))
+
+    @classmethod
+    def load(cls, key: Any, key_scale: Any = None, key_zero_point: Any = None, *, value: Any, value_scale: Any = None,
+             value_zero_point: Any = None, dtype: str = "int8", value_dtype: str | None = None,
+             capacity: int | None = None, device: Device | None = None) -> KVCache:
+        """Make a cache of one layer from rows that are quantised already (or floats of the cache's dtype).
+
+        Parameters
+        ----------
+        key : int8 codes, shape ``[batch, tokens, num_kv_heads, head_dim]``; an array of ``dtype`` if that is a float
+            q8_0 codes are within -127 .. 127, q4_0 codes within -8 .. 7.
+        key_scale : float32 ``[batch, tokens, num_kv_heads]`` for int8, a last size of 1 is allowed
+            float16 ``[batch, tokens, num_kv_heads, ceil(head_dim / 32)]`` for q8_0 and q4_0; None for floats.
+        key_zero_point : int8, shape of an int8 scale; None for the other formats
+        value, value_scale, value_zero_point
+            The same of the values.
+        dtype, value_dtype : str
+            The formats, as for `KVCache`.
+        capacity : int or None
+            None is ``tokens``.
+
+        Raises
+        ------
+        ShapeError, DTypeError, OptionError
+            Something does not fit, or a scale is not finite.
+
+        Example
+        -------
+        >>> cache = KVCache(1, 2, capacity=16, head_dim=8, dtype="int8")
+        >>> cache.update(np.ones((1, 3, 2, 8), np.float32), np.ones((1, 3, 2, 8), np.float32), 0)
+        >>> KVCache.load(**cache.raw(), dtype="int8", capacity=32).lengths.tolist()
+        [[3]]
+        """
+        pairs = ((key, key_scale, key_zero_point), (value, value_scale, value_zero_point))
+        return load_layer(cls, pairs, (dtype, value_dtype or dtype), capacity, device)
 
     def close(self) -> None:
         """Free the cache and every plan that uses it."""
@@ -256,30 +310,6 @@ class KVCache:
             self.close()
 
 
-class CacheLayer:
-    """One layer of a `KVCache`."""
-
-    def __init__(self, cache: KVCache, index: int) -> None:
-        self.cache = cache
-        self.index = index
-
-    def __repr__(self) -> str:
-        return f"<layer {self.index} of {self.cache!r}>"
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """Live tokens, int64 ``[batch]``; a copy."""
-        return np.array(self.cache.lengths[self.index])
-
-    def update(self, key: Any, value: Any, input_pos: Any) -> None:
-        """`KVCache.update` of this layer."""
-        self.cache.update(key, value, input_pos, self.index)
-
-    def read(self) -> tuple[np.ndarray, np.ndarray]:
-        """`KVCache.read` of this layer."""
-        return self.cache.read(self.index)
-
-
 def _positive(value: Any, argument: str) -> int:
     number = as_integer(value)
     if number is None or number < 1:
@@ -288,9 +318,6 @@ def _positive(value: Any, argument: str) -> int:
 
 
 def _cache_dtype(dtype: Any, argument: str) -> str:
-    if dtype in QUANTISED:
-        raise NoKernelError(f"`{argument}` is {dtype!r}: quantised caches are not there yet; supported: "
-                            f"{', '.join(FLOAT_DTYPES)}.")
-    if dtype not in FLOAT_DTYPES:
-        raise OptionError(f"`{argument}` is {dtype!r}; supported: {', '.join(map(repr, FLOAT_DTYPES))}.")
+    if not isinstance(dtype, str) or dtype not in CACHE_DTYPES:
+        raise OptionError(f"`{argument}` is {dtype!r}; supported: {', '.join(map(repr, CACHE_DTYPES))}.")
     return str(dtype)

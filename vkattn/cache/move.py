@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..formats import QuantisedRows, code_quads, unpack_codes, unpack_scales
 from ..graph.hazards import segments
 from ..graph.node import Binding, Dispatch
 from ..kernels import params
 from ..kernels.manifest import variant
 from ..kernels.params import COUNT_IS_PUSHED
-from ..layout import QUAD_WORDS, packed_words, row_quads, unpack
+from ..layout import QUAD_WORDS, unpack
 from ..runtime.buffer import Buffer
 from ..runtime.device import Device
 from .storage import CacheStorage
@@ -31,20 +32,18 @@ def reorder(device: Device, storage: CacheStorage, num_layers: int, batch: int, 
     steps: list[Dispatch] = []
     for layer in range(num_layers):
         group, starts = storage.place(layer)
-        for buffer, start, words in zip(storage.groups[group], starts, storage.layer_words, strict=True):
-            entry_words = words // batch
-            sources = sorted({index[entry] for entry in moved})
-            for entry in sources:
-                at = entry * entry_words
-                steps.append(_copy(buffer, scratch, start + at, at, entry_words))
-            for entry in moved:
-                steps.append(_copy(scratch, buffer, index[entry] * entry_words, start + entry * entry_words,
-                                   entry_words))
-    recording = device.recording(segments(steps))
+        for which, (buffer, start) in enumerate(zip(storage.groups[group], starts, strict=True)):
+            for region, words in storage.regions(which):
+                size = words // batch
+                for entry in sorted({index[entry] for entry in moved}):
+                    at = region + entry * size
+                    steps.append(_copy(buffer, scratch, start + at, at, size))
+                for entry in moved:
+                    steps.append(_copy(scratch, buffer, region + index[entry] * size, start + region + entry * size,
+                                       size))
     try:
-        recording.run()
+        run_copies(device, steps)
     finally:
-        recording.close()
         scratch.destroy()
 
 
@@ -55,32 +54,82 @@ def _copy(source: Buffer, target: Buffer, src: int, dst: int, words: int) -> Dis
     return Dispatch(variant("copy"), bindings, push, GROUPS)
 
 
-def read(cache: KVCache, layer: int, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the live keys and values ``[batch, longest, num_kv_heads, dim]`` of a layer."""
+def read_floats(cache: KVCache, layer: int, lengths: np.ndarray, which: int) -> np.ndarray:
+    """Return the live keys (0) or values (1) ``[batch, longest, num_kv_heads, dim]`` of a layer of floats."""
+    dim, dtype = cache.storage.dims[which], cache.storage.dtypes[which]
+    words = _code_words(cache, layer, lengths, which)
+    return unpack(words.ravel(), (*words.shape[:3], dim), dtype)
+
+
+def read_quantised(cache: KVCache, layer: int, lengths: np.ndarray, which: int) -> QuantisedRows:
+    """Return codes and scales of the live keys (0) or values (1) of a layer; all 0 beyond an entry's length."""
+    dim, dtype = cache.storage.dims[which], cache.storage.dtypes[which]
+    words = _code_words(cache, layer, lengths, which)
+    scales = _scale_words(cache, layer, which, words.shape[1])
+    dead = np.arange(words.shape[1]) >= lengths[:, None]
+    scales[dead] = 0
+    codes = unpack_codes(words, dim, dtype)
+    codes[dead] = 0
+    return QuantisedRows(codes, *unpack_scales(scales, dim, dtype))
+
+
+def _code_words(cache: KVCache, layer: int, lengths: np.ndarray, which: int) -> np.ndarray:
+    """Return the words ``[batch, longest, num_kv_heads, words of a row]`` of the live codes or elements."""
     device, storage, longest = cache.device, cache.storage, int(lengths.max(initial=0))
     group, starts = storage.place(layer)
-    results = []
-    for which, dim in enumerate((cache.head_dim, cache.value_dim)):
-        shape = (cache.batch, longest, cache.num_kv_heads, dim)
-        words = packed_words(shape, cache.dtype)
-        block = device.buffer(params.block_words(cache.batch, cache.num_kv_heads), "host", "read params")
-        rows = device.buffer(words, "host", "read rows")
-        quads = row_quads(dim, cache.dtype)
-        row_stride = storage.strides[which][2]
-        params.write_header(block.words, {
-            "batch_size": cache.batch, "num_kv_heads": cache.num_kv_heads, "group_size": 1, "max_kv_len": longest,
-            "k_stride_batch": storage.strides[which][0] * quads // row_stride,
-            "k_stride_head": storage.strides[which][1] * quads // row_stride,
-            "k_stride_row": quads, "key_offset": starts[which] // QUAD_WORDS})
-        params.write_lengths(block.words, cache.batch, lengths, 0)
-        kernel = variant("kv_read")
-        bindings = (Binding(block), Binding(storage.groups[group][which]), Binding(rows))
-        recording = device.recording([[Dispatch(kernel, bindings, dict.fromkeys(kernel.push, 0), GROUPS)]])
-        try:
-            recording.run()
-            results.append(unpack(rows.words[:words], shape, cache.dtype))
-        finally:
-            recording.close()
-            block.destroy()
-            rows.destroy()
-    return results[0], results[1]
+    quads = code_quads(storage.dims[which], storage.dtypes[which])
+    shape = (cache.batch, longest, cache.num_kv_heads, quads * QUAD_WORDS)
+    words = int(np.prod(shape))
+    block = device.buffer(params.block_words(cache.batch, cache.num_kv_heads), "host", "read params")
+    rows = device.buffer(words, "host", "read rows")
+    row_stride = storage.strides[which][2]
+    params.write_header(block.words, {
+        "batch_size": cache.batch, "num_kv_heads": cache.num_kv_heads, "group_size": 1, "max_kv_len": longest,
+        "k_stride_batch": storage.strides[which][0] * quads // row_stride,
+        "k_stride_head": storage.strides[which][1] * quads // row_stride,
+        "k_stride_row": quads, "key_offset": starts[which] // QUAD_WORDS})
+    params.write_lengths(block.words, cache.batch, lengths, 0)
+    kernel = variant("kv_read")
+    bindings = (Binding(block), Binding(storage.groups[group][which]), Binding(rows))
+    recording = device.recording([[Dispatch(kernel, bindings, dict.fromkeys(kernel.push, 0), GROUPS)]])
+    try:
+        recording.run()
+        return rows.words[:words].copy().reshape(shape)
+    finally:
+        recording.close()
+        block.destroy()
+        rows.destroy()
+
+
+def _scale_words(cache: KVCache, layer: int, which: int, longest: int) -> np.ndarray:
+    """Return the words ``[batch, longest, num_kv_heads, words of a row]`` of the scales, whatever they hold."""
+    storage = cache.storage
+    group, starts = storage.place(layer)
+    start, words = storage.regions(which)[1]
+    found = cache.device.buffer(words, "host", "read scales")
+    try:
+        run_copies(cache.device, [_copy(storage.groups[group][which], found, starts[which] + start, 0, words)])
+        by_head = found.words[:words].reshape(cache.batch, cache.num_kv_heads, cache.capacity, -1)
+        return by_head[:, :, :longest].transpose(0, 2, 1, 3).copy()
+    finally:
+        found.destroy()
+
+
+def write_layer(cache: KVCache, layer: int, which: int, words: np.ndarray) -> None:
+    """Write all words of a layer's keys (0) or values (1), as `vkattn.formats.pack_stored` makes them."""
+    group, starts = cache.storage.place(layer)
+    given = cache.device.buffer(words.size, "host", "load")
+    try:
+        given.words[: words.size] = words
+        run_copies(cache.device, [_copy(given, cache.storage.groups[group][which], 0, starts[which], words.size)])
+    finally:
+        given.destroy()
+
+
+def run_copies(device: Device, steps: list[Dispatch]) -> None:
+    """Run dispatches once."""
+    recording = device.recording(segments(steps))
+    try:
+        recording.run()
+    finally:
+        recording.close()

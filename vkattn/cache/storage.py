@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..errors import CapacityError
-from ..layout import packed_words, vec_strides, words_per_vec
+from ..formats import code_words, scale_words, stored_strides, stored_words, unit_words
 from ..runtime.buffer import KOMPUTE_MAX_BYTES, Buffer
 from ..runtime.device import Device
 
@@ -23,9 +23,10 @@ class CacheStorage:
         self.device = device
         self.dims = dims
         self.dtypes = dtypes
-        self.layer_words = [packed_words((batch, num_kv_heads, capacity, dim), dtype)
-                            for dim, dtype in zip(dims, dtypes, strict=True)]
-        self.strides = [vec_strides(num_kv_heads, capacity, dim, dtype, "bhsd")
+        self.unit_words = unit_words(*dtypes)  # what strides and offsets count
+        self.rows = batch * num_kv_heads * capacity
+        self.layer_words = [stored_words((self.rows, dim), dtype) for dim, dtype in zip(dims, dtypes, strict=True)]
+        self.strides = [stored_strides(num_kv_heads, capacity, dim, dtype, self.unit_words, "bhsd")
                         for dim, dtype in zip(dims, dtypes, strict=True)]
         limit = min(device.info.max_storage_buffer_range, KOMPUTE_MAX_BYTES)
         self.layers_per_group = min(num_layers, limit // (4 * max(self.layer_words)))
@@ -60,8 +61,16 @@ class CacheStorage:
     def offsets(self, layer: int) -> dict[str, int]:
         """Return the params words (in vecs) that choose ``layer`` within its group."""
         _, starts = self.place(layer)
-        return {name: start // words_per_vec(dtype)
-                for name, start, dtype in zip(LAYER_FIELDS, starts, self.dtypes, strict=True)}
+        return {name: start // self.unit_words for name, start in zip(LAYER_FIELDS, starts, strict=True)}
+
+    def regions(self, which: int) -> list[tuple[int, int]]:
+        """Return (words from the layer's start, words) of what a layer's keys (0) or values (1) are made of.
+
+        The codes or elements of all rows come first, then the scales of all rows, if there are any.
+        """
+        dim, dtype = self.dims[which], self.dtypes[which]
+        codes, scales = code_words((self.rows, dim), dtype), self.rows * scale_words(dim, dtype)
+        return [(0, codes), (codes, scales)] if scales else [(0, codes)]
 
     def close(self) -> None:
         """Free the buffers."""

@@ -34,6 +34,7 @@ class Base:
 class Step:
     """A dispatch to be. ``block`` is the key of its params block; ``chunk`` counts chunks of query rows.
 
+    ``unwritten`` names bindings that the variant may write but this step does not.
     ``mode`` is "short" or "long" for a step of one way to compute a node, which every run chooses by its live lengths;
     "" for one that always runs.
     """
@@ -49,8 +50,9 @@ class Step:
     mode: str = ""
     spec: tuple[int, ...] = ()
     code: bytes | None = field(default=None, repr=False)
+    unwritten: frozenset[str] = frozenset()
 
     def touched(self) -> list[tuple[Resource, bool]]:
         """Return each resource with whether it is written."""
-        return [(resource, declared.writes)
+        return [(resource, declared.writes and declared.name not in self.unwritten)
                 for resource, declared in zip(self.resources, self.variant.bindings, strict=True)]

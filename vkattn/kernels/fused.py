@@ -9,7 +9,7 @@ multiply-adds; for them there is a kernel that loads less and shares by subgroup
 from __future__ import annotations
 
 from ..caps.model import DeviceInfo
-from ..dtypes import AXIS
+from ..formats import variant_axes
 from ..problem import Problem
 from .grid import items_that_fit, too_long
 from .manifest import Variant, variant
@@ -33,7 +33,7 @@ SUBGROUP_LANES = 8
 
 def candidates(problem: Problem, info: DeviceInfo) -> list[tuple[Variant, list[str]]]:
     """Return each variant that can compute ``problem``, best first, with the reasons why the device cannot run it."""
-    dtypes = f"{AXIS[problem.query_dtype]}_{AXIS[problem.key_dtype]}"
+    dtypes = "_".join(variant_axes(problem.query_dtype, problem.key_dtype, problem.value_dtype))
     width = "w64" if problem.value_dim <= BLOCK_WIDTH["w64"] else "w128"
     names = [f"attn_fused_{dtypes}_{width}_large", f"attn_fused_{dtypes}_w64_small"]
     if info.device_type == "cpu" and "subgroup" in allowed_tiers():
@@ -50,10 +50,10 @@ def variant_reasons(kernel: Variant, info: DeviceInfo) -> list[str]:
 
 
 def variants(problem: Problem, info: DeviceInfo) -> tuple[Variant]:
-    """Return the first candidate that the device can run, or the last one if it can run none."""
+    """Return the first candidate that the device can run on as many keys, else on fewer, else the last one."""
     all_of_them = candidates(problem, info)
-    able = (kernel for kernel, reasons in all_of_them if not reasons and not loop_reasons(kernel, problem, info))
-    return (next(able, all_of_them[-1][0]),)
+    able = [kernel for kernel, reasons in all_of_them if not reasons] or [all_of_them[-1][0]]
+    return (next((kernel for kernel in able if not loop_reasons(kernel, problem, info)), able[0]),)
 
 
 def loop_reasons(kernel: Variant, problem: Problem, info: DeviceInfo) -> list[str]:

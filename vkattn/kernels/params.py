@@ -57,6 +57,7 @@ FIELDS: tuple[tuple[str, str], ...] = (
     ("k_words", "u"),
     ("v_words", "u"),
     ("mask_words", "u"),
+    ("formats", "u"),  # where the kernel is not compiled for them: of query (8 bits), key, value, new rows
 )
 
 HEADER_WORDS = 48
@@ -69,6 +70,7 @@ FLAG_MASK_FLOAT = 2  # the mask holds one float32 per element, added to the scor
 FLAG_ALIBI = 4
 FLAG_SINKS = 8
 FLAG_LSE = 16
+FLAG_APPEND = 32  # new rows go into the cache first
 
 #: Push constant `count_index` of the copy kernel: the number of words is pushed, it is not a params word.
 COUNT_IS_PUSHED = 0xFFFFFFFF

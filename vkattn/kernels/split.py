@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 
 from ..caps.model import DeviceInfo
-from ..dtypes import AXIS
+from ..formats import is_plain, variant_axes
 from ..layout import row_quads
 from ..problem import Problem
 from .grid import items_that_fit
@@ -32,6 +32,9 @@ MAX_SPLITS = 128
 #: Elements of a key or value row at most, and query rows of an item, in shaders/attn_split.comp; a test ties them.
 MAX_DIM = 256
 BASE_ROWS = 4
+
+#: Elements of a quantised row that an invocation of shaders/attn_split_quant_subgroup.comp holds.
+UNIT = 16
 
 #: Devices whose subgroups only stand for vector lanes: shuffles among them cost more than the loads that they save.
 PLAIN_DEVICE_TYPES: tuple[str, ...] = ("cpu",)
@@ -68,10 +71,12 @@ def shape(problem: Problem, info: DeviceInfo) -> Shape:
 
 @functools.lru_cache(maxsize=256)  # asked for in every run of a graph
 def _shape(problem: Problem, info: DeviceInfo, tiers: frozenset[str], plain_device_types: tuple[str, ...]) -> Shape:
-    query, key = AXIS[problem.query_dtype], AXIS[problem.key_dtype]
+    query, key = variant_axes(problem.query_dtype, problem.key_dtype, problem.value_dtype)
     base = Shape(variant(f"attn_split_{query}_{key}"), BASE_ROWS)
     if info.device_type in plain_device_types or "subgroup" not in tiers:
         return base
+    if not is_plain(problem.key_dtype, problem.value_dtype):
+        return _quantised_shape(problem, info, key) or base
     quads = max(row_quads(problem.head_dim, problem.key_dtype), row_quads(problem.value_dim, problem.value_dtype))
     lanes = min(16, max(4, 1 << (quads - 1).bit_length()), info.subgroup_size)
     held = 1 << (-(-quads // lanes) - 1).bit_length()
@@ -90,6 +95,20 @@ def threads(kernel: Variant, info: DeviceInfo) -> int:
             or kernel.shared_bytes * wanted // FEWEST_THREADS > info.max_shared_memory_bytes):
         wanted //= 2
     return wanted
+
+
+def _quantised_shape(problem: Problem, info: DeviceInfo, key: str) -> Shape | None:
+    """Return the variant with subgroup shuffles for quantised keys and values of one format, or None.
+
+    Mixed formats go without: their loads differ at run time, so none could be on the way before the first is used.
+    """
+    units = -(-max(problem.head_dim, problem.value_dim) // UNIT)
+    lanes = max(4, 1 << (units - 1).bit_length())
+    name = f"attn_split_quant_subgroup_{key}_l{lanes}"
+    if name not in load_manifest() or lanes > info.subgroup_size or device_reasons(variant(name), info):
+        return None
+    return Shape(variant(name), BASE_ROWS,
+                 (threads(variant(name), info), min(BASE_ROWS, problem.max_q_len * problem.group_size)))
 
 
 def variants(problem: Problem, info: DeviceInfo) -> tuple[Variant, ...]:
@@ -123,9 +142,12 @@ def split_iterations(problem: Problem) -> int:
 
 
 def passes(problem: Problem, info: DeviceInfo) -> tuple[Pass, ...]:
-    """Return the one pass."""
+    """Return the one pass; the subgroup form for floats can append the new rows of a cache before it reads them."""
     chosen = shape(problem, info)
-    return (Pass(chosen.kernel, ("query", "key", "value", "mask", "parts", "tickets", "out", "lse"), chosen.spec),)
+    tensors = ("query", "key", "value", "mask", "parts", "tickets", "out", "lse")
+    if chosen.kernel.kernel != "attn_split_subgroup":
+        return (Pass(chosen.kernel, tensors, chosen.spec),)
+    return (Pass(chosen.kernel, (*tensors, "new_key", "new_value"), chosen.spec, appended=frozenset({"key", "value"})),)
 
 
 def num_items(problem: Problem, rows: int, q_len: int) -> int:

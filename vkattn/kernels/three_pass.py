@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..caps.model import DeviceInfo
-from ..dtypes import AXIS
 from ..errors import CapacityError
+from ..formats import variant_axes
 from ..problem import Problem
 from .grid import items_that_fit, iteration_limit, too_long
 from .manifest import Variant, variant
@@ -34,9 +34,8 @@ CHUNKS_PER_SUBMISSION = 4
 
 def variants(problem: Problem, info: DeviceInfo | None = None) -> tuple[Variant, Variant, Variant]:
     """Return the variants of the three passes for the dtypes of ``problem``; any device."""
-    query, key, value, out = (
-        AXIS[name] for name in (problem.query_dtype, problem.key_dtype, problem.value_dtype, problem.out_dtype))
-    return (variant(f"attn_weights_{query}_{key}"), variant("attn_softmax"), variant(f"attn_output_{value}_{out}"))
+    query, key = variant_axes(problem.query_dtype, problem.key_dtype, problem.value_dtype)  # out and value too
+    return (variant(f"attn_weights_{query}_{key}"), variant("attn_softmax"), variant(f"attn_output_{key}_{query}"))
 
 
 def not_supported_reasons(problem: Problem, info: DeviceInfo) -> list[str]:

@@ -47,6 +47,8 @@ class Plan:
     dims: dict[str, Dim] = field(default_factory=dict)
     caches: dict[str, Any] = field(default_factory=dict)
     own_caches: list[Any] = field(default_factory=list)
+    #: Formats of the quantised caches to which an input is appended as it is given.
+    quantised_inputs: dict[str, set[str]] = field(default_factory=dict)
     cache_places: dict[Any, tuple[Buffer, int]] = field(default_factory=dict)
     #: By node.
     appends: dict[str, Append] = field(default_factory=dict)
@@ -205,7 +207,7 @@ class Assembly:
         elif push.get("count_index", COUNT_IS_PUSHED) != COUNT_IS_PUSHED:
             push["count_index"] += self._counts_at
         return Dispatch(step.variant, tuple(bindings), push, step.groups, step.chunk // CHUNKS_PER_SUBMISSION,
-                        step.code, step.node, step.spec)
+                        step.code, step.node, step.spec, step.unwritten)
 
     def _upload_constants(self) -> None:
         for value, array in self._plan.constants.items():

@@ -116,12 +116,12 @@ def attention(
         alibi_slopes=alibi_slopes, q_offset=q_offset, kv_len=kv_len, layout=layout, return_lse=return_lse,
     )  # fmt: skip
     device = resolve_device(device)
-    out, lse = _compute(call, device, algorithm)
+    out, lse = compute(call, device, algorithm)
     return (out, lse) if return_lse else out
 
 
-def _compute(call: Call, device: Device, algorithm: str) -> tuple[np.ndarray, np.ndarray | None]:
-    """Run a checked call; what has no row or no key needs no device."""
+def compute(call: Call, device: Device, algorithm: str) -> tuple[np.ndarray, np.ndarray | None]:
+    """Run a checked call by this algorithm; what has no row or no key needs no dispatch. Return the output and lse."""
     problem, options = call.problem, call.options
     settle(device, problem, algorithm)
     module = choose(problem, device.info, algorithm)
@@ -219,7 +219,7 @@ def scaled_dot_product_attention(
     call = attention_call(*flat, mask=mask, mask_name="attn_mask", causal="top_left" if is_causal else None,
                           scale=scale)
     device = resolve_device(device)
-    out, _ = _compute(call, device, "auto")
+    out, _ = compute(call, device, "auto")
     return out.reshape(*full[0].shape[:-1], full[2].shape[-1])
 
 

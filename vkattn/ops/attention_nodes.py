@@ -16,7 +16,7 @@ from ..layout import check_layout, join_shape, split_shape
 from ..mask import MAX_POSITION, resolve_causal, resolve_window
 from ..validate import causal_window, check_mixture, finite_option
 from .cache_nodes import CacheNodes
-from .lower import Tensors, attend, output_step, softmax_step, weights_step, with_algorithms, with_scores
+from .lower import Tensors, attend, can_append, output_step, softmax_step, weights_step, with_algorithms, with_scores
 from .selftest import settle
 from .spec import AttentionSpec, check_value
 
@@ -119,8 +119,7 @@ class AttentionNodes(CacheNodes):
                     ("alibi_slopes", None), ("return_lse", False)))
             spec = self._spec(node, query, view, view, mask, causal, scale, softcap, window, sinks, slopes, None, None,
                               layout, bool(return_lse), append)
-            self._append(node, spec, view, key, value)
-            return self._attend(node, spec, query, view, view, mask, options.get("algorithm", "auto"))
+            return self._attend(node, spec, query, view, view, mask, options.get("algorithm", "auto"), (key, value))
 
     def _tensors(self, query: Value | None, key: Any, value: Any, mask: Value | None, *,
                  scores: Resource, out: Resource | None = None) -> Tensors:
@@ -173,7 +172,8 @@ class AttentionNodes(CacheNodes):
                                  "many.")
             base = append or AttentionSpec(
                 store.batch, heads, store.num_kv_heads, q_len, store.capacity, store.head_dim, store.value_dim,
-                query.dtype, store.dtype, layout, storage=store.storage, position=key.position, new_len=key.new_len,
+                query.dtype, store.dtype, layout, value_dtype=store.value_dtype, storage=store.storage,
+                position=key.position, new_len=key.new_len,
                 run_layer=key.layer if isinstance(key.layer, Position) else None)
             if value is None:
                 changes["value_dim"] = 0
@@ -194,7 +194,10 @@ class AttentionNodes(CacheNodes):
         if base.num_kv_heads == 0 or heads % base.num_kv_heads:
             raise ShapeError(f"{node}: `query` has {heads} heads; they must be a multiple of the {base.num_kv_heads} "
                              "KV heads.")
-        check_mixture(query.dtype, base.key_dtype, base.key_dtype)
+        if not isinstance(key, CacheValue):
+            check_mixture(query.dtype, base.key_dtype, base.key_dtype)
+        else:
+            key.cache.check_query(query.dtype)
         uses_position = window != (None, None) or alibi_slopes is not None
         if uses_position and causal is None and q_offset is None and not (
                 kv_len is None and q_len == base.kv_len):
@@ -236,9 +239,14 @@ class AttentionNodes(CacheNodes):
         return {"mask_shape": mask.shape, "mask_dtype": mask.dtype}
 
     def _attend(self, node: str, spec: AttentionSpec, query: Value, key: Any, value: Any, mask: Value | None,
-                algorithm: str) -> Any:
+                algorithm: str, new: tuple[Value, Value] | None = None) -> Any:
+        """Add the steps of an attention node, and before them the append of ``new`` rows to its cache."""
         settle(self.device, spec.problem, algorithm)
         spec = with_algorithms(spec, self.device.info, self.device.score_budget_bytes // 4, algorithm)
+        if new is not None:
+            spec = replace(spec, appends=can_append(spec, self.device.info))
+            if not spec.appends or len(spec.algorithms) > 1:
+                self._append(node, spec, key, *new, mode="long" if spec.appends else "")
         out = Value(self, node, join_shape(spec.batch_size, spec.num_heads, spec.q_len,  # type: ignore[arg-type]
                                            spec.value_dim, spec.layout), spec.query_dtype)
         lse = Value(self, f"{node} lse", (spec.batch_size, spec.num_heads, spec.q_len), "float32")
@@ -246,6 +254,8 @@ class AttentionNodes(CacheNodes):
         if spec.return_lse:
             tensors = replace(tensors, lse=self._new(lse))
         named = dict(tensors.__dict__)
+        for which, name in enumerate(("new_key", "new_value")):
+            named[name] = self._resources[new[which]] if new and spec.appends else self._nothing
         for name, words in spec.scratch:  # counters keep what they hold from run to run; the rest is shared scratch
             named[name] = Resource((node, name), words, "zeroed" if name == "tickets" else "arena")
         self._plan.steps += attend(node, spec, named, self.device.info)

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..cache.kv_cache import KVCache
 from ..errors import CapacityError, PlanError, ShapeError
+from ..formats import QUANTISED
 from ..graph.steps import Resource
 from ..graph.values import CacheValue, Position, Value, capacity
 from ..layout import check_layout, split_shape
@@ -91,13 +92,19 @@ class CacheNodes(Declarations):
         spec = AttentionSpec(
             store.batch, store.num_kv_heads, store.num_kv_heads, tokens, store.capacity, store.head_dim,
             store.value_dim, "float32", store.dtype, layout, storage=store.storage, position=position, new_len=tokens,
-            new_dtype=dtype, new_layout=layout, run_layer=layer if isinstance(layer, Position) else None)
+            new_dtype=dtype, new_layout=layout, value_dtype=store.value_dtype,
+            run_layer=layer if isinstance(layer, Position) else None)
         return spec, view
 
-    def _append(self, node: str, spec: AttentionSpec, view: CacheValue, key: Value, value: Value) -> None:
+    def _append(self, node: str, spec: AttentionSpec, view: CacheValue, key: Value, value: Value,
+                mode: str = "") -> None:
         new = (self._resources[key], self._resources[value])
+        for given, dtype in ((key, view.cache.dtype), (value, view.cache.value_dtype)):
+            for argument, declared in self._plan.inputs.items():
+                if declared is given and dtype in QUANTISED:
+                    self._plan.quantised_inputs.setdefault(argument, set()).add(dtype)
         self._plan.steps.append(append_step(node, spec, new, self._cache_resources(view), self._params,
-                                            self.device.info))
+                                            self.device.info, mode))
 
     def _check_view(self, node: str, view: CacheValue) -> None:
         check_value(view, self, "key", node, CacheValue)

@@ -87,8 +87,11 @@ def sdpa_with_kv_cache(
     store, layer = _store(cache)
     new = {"key": as_array(key, "key"), "value": as_array(value, "value")}
     new_dtypes = [dtype_name(array, name, FLOAT_DTYPES) for name, array in new.items()]
-    # The queries meet the rows as the cache holds them: stand-ins of its dtype are checked in their place.
-    rounded = [np.broadcast_to(np.zeros((), numpy_dtype(store.dtype)), array.shape) for array in new.values()]
+    # The queries meet the rows as the cache holds them: stand-ins of its dtype are checked in their place, or of the
+    # queries' own where the cache takes any.
+    query = as_array(query, "query")
+    stands_for = store.check_query(dtype_name(query, "query", FLOAT_DTYPES))
+    rounded = [np.broadcast_to(np.zeros((), numpy_dtype(stands_for)), array.shape) for array in new.values()]
     call = attention_call(query, *rounded, scale=scale, softcap=softcap, window=window, sinks=sinks,
                           alibi_slopes=alibi_slopes, q_offset=0, layout=layout, return_lse=return_lse)
     problem, options = call.problem, call.options

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ClosedError, OptionError, PlanError
+from ..formats import check_range
 from ..graph.steps import Resource
 from ..graph.values import Position, Value, live, lives
 from ..mask import MAX_POSITION
@@ -66,6 +67,9 @@ class Graph(Assembly):
         self.device.check()
         arrays, live_parts = self._bind(inputs, dims_and_positions)
         dims, scalars = live_parts.dims, self._scalars(dims_and_positions)
+        for name, array in zip(self._plan.inputs, arrays, strict=True):
+            for dtype in self._plan.quantised_inputs.get(name, ()):
+                check_range(name, array, dtype)
         with self.device.lock:
             notes = self._check_appends(dims, scalars)
             for place, array in zip(live_parts.inputs, arrays, strict=True):

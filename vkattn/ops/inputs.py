@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..formats import QuantisedRows, formats_word, pack_stored, stored_strides, stored_words, unit_words
 from ..kernels import params
 from ..kernels.passes import Cut
-from ..layout import row_vecs, split_shape, vec_strides
+from ..layout import pack_into, packed_words, row_vecs, vec_strides
 from ..problem import Options, Problem
 from ..validate import Call
 
@@ -43,6 +44,21 @@ def mask_strides(mask: np.ndarray | None) -> tuple[int, int, int, int]:
     return strides[0], strides[1], strides[2], strides[3]
 
 
+def array_words(array: np.ndarray | QuantisedRows, dtype: str) -> int:
+    """Return the words that `write_array` writes."""
+    if isinstance(array, QuantisedRows):
+        return stored_words(array.shape, dtype)
+    return packed_words(array.shape, dtype)
+
+
+def write_array(words: np.ndarray, array: np.ndarray | QuantisedRows, dtype: str) -> None:
+    """Write a query, key or value: rows padded to quads; quantised rows as codes, then scales."""
+    if isinstance(array, QuantisedRows):
+        pack_stored(words, array, dtype)
+    else:
+        pack_into(words, array, dtype)
+
+
 def header(call: Call, cut: Cut, words: dict[str, int]) -> dict[str, int | float]:
     """Return the params header of ``call``; ``words`` holds the live words of query, key, value and mask."""
     problem, options = call.problem, call.options
@@ -56,6 +72,7 @@ def header(call: Call, cut: Cut, words: dict[str, int]) -> dict[str, int | float
         "value_vecs": -(-problem.value_dim // 4),
         "out_vecs": row_vecs(problem.value_dim, problem.out_dtype),
         "flags": flags(problem, options),
+        "formats": formats_word(problem.query_dtype, problem.key_dtype, problem.value_dtype),
         "scale": options.scale,
         "softcap": options.softcap or 0.0,
         "window_left": params.WINDOW_OFF if options.window[0] is None else options.window[0],
@@ -68,12 +85,14 @@ def header(call: Call, cut: Cut, words: dict[str, int]) -> dict[str, int | float
         "mask_words": words["mask"],
     }
     values |= cut.words
-    out_shape = (*call.query.shape[:3], problem.value_dim)
-    tensors = (("q", call.query.shape, problem.query_dtype), ("k", call.key.shape, problem.key_dtype),
-               ("v", call.value.shape, problem.value_dtype), ("out", out_shape, problem.out_dtype))
-    for name, shape, dtype in tensors:
-        _, heads, tokens, dim = split_shape(shape, problem.layout)
-        strides = vec_strides(heads, tokens, dim, dtype, problem.layout)
+    queries, keys = (problem.num_heads, options.q_len), (problem.num_kv_heads, problem.max_kv_len)
+    unit, layout = unit_words(problem.key_dtype, problem.value_dtype), problem.layout
+    for name, strides in (
+        ("q", vec_strides(*queries, problem.head_dim, problem.query_dtype, layout)),
+        ("k", stored_strides(*keys, problem.head_dim, problem.key_dtype, unit, layout)),
+        ("v", stored_strides(*keys, problem.value_dim, problem.value_dtype, unit, layout)),
+        ("out", vec_strides(*queries, problem.value_dim, problem.out_dtype, layout)),
+    ):
         values |= {f"{name}_stride_{axis}": s for axis, s in zip(("batch", "head", "row"), strides, strict=True)}
     axes = ("batch", "head", "row", "col")
     values |= {f"mask_stride_{axis}": s for axis, s in zip(axes, mask_strides(call.mask), strict=True)}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from ..cache.append import append_kernel
 from ..caps.model import DeviceInfo
 from ..dispatch import by_name, choose
-from ..dtypes import AXIS
 from ..errors import NoKernelError
 from ..graph.memory import ALIGN_WORDS
 from ..graph.steps import Base, Resource, Step
@@ -87,16 +87,25 @@ def attend(node: str, spec: AttentionSpec, tensors: Mapping[str, Resource], info
                 bases = tuple(Base(one.base(tensor), at, unit_words(tensor, problem))
                               for at, tensor in enumerate(one.tensors, start=1))
                 push = {"chunk": chunk} if "chunk" in one.kernel.push else {}
+                unwritten = frozenset() if spec.appends else one.appended
                 steps.append(Step(node, one.kernel, resources, bases, spec, push, num_groups(info), chunk, mode,
-                                  one.spec))
+                                  one.spec, unwritten=unwritten))
     return steps
+
+
+def can_append(spec: AttentionSpec, info: DeviceInfo) -> bool:
+    """Whether the algorithm for short runs writes the new rows of a cache itself, so that one dispatch does all."""
+    name = spec.algorithms[0]
+    first = by_name(name).passes(spec.problem_of(name), info)[0]
+    return bool(first.appended) and spec.new_dtype == spec.query_dtype
 
 
 def weights_step(node: str, spec: AttentionSpec, tensors: Tensors, info: DeviceInfo, chunk: int = 0) -> Step:
     """Return pass 1."""
     kernel, _, _ = variants(spec.problem)
-    bases = (Base("query_base", 1, words_per_vec(spec.query_dtype)), Base("key_base", 2, words_per_vec(spec.key_dtype)),
-             Base("mask_base", 3, 1), Base("scores_base", 4, VEC4_WORDS))
+    bases = (Base("query_base", 1, words_per_vec(spec.query_dtype)),
+             Base("key_base", 2, unit_words("key", spec.problem)), Base("mask_base", 3, 1),
+             Base("scores_base", 4, VEC4_WORDS))
     resources = (tensors.params, tensors.query, tensors.key, tensors.mask, tensors.scores)
     return Step(node, kernel, resources, bases, spec, {"chunk": chunk}, num_groups(info), chunk)
 
@@ -111,17 +120,17 @@ def softmax_step(node: str, spec: AttentionSpec, tensors: Tensors, info: DeviceI
 def output_step(node: str, spec: AttentionSpec, tensors: Tensors, info: DeviceInfo, chunk: int = 0) -> Step:
     """Return pass 3."""
     _, _, kernel = variants(spec.problem)
-    bases = (Base("probs_base", 1, VEC4_WORDS), Base("value_base", 2, words_per_vec(spec.key_dtype)),
+    bases = (Base("probs_base", 1, VEC4_WORDS), Base("value_base", 2, unit_words("value", spec.problem)),
              Base("out_base", 3, words_per_vec(spec.query_dtype)))
     resources = (tensors.params, tensors.scores, tensors.value, tensors.out)
     return Step(node, kernel, resources, bases, spec, {"chunk": chunk}, num_groups(info), chunk)
 
 
 def append_step(node: str, spec: AttentionSpec, new: tuple[Resource, Resource], cache: tuple[Resource, Resource],
-                params: Resource, info: DeviceInfo) -> Step:
+                params: Resource, info: DeviceInfo, mode: str = "") -> Step:
     """Return the append of new key and value rows to a layer of a cache."""
-    kernel = variant(f"kv_append_{AXIS[spec.new_dtype]}_{AXIS[spec.key_dtype]}")
-    new_unit, unit = words_per_vec(spec.new_dtype), words_per_vec(spec.key_dtype)
+    kernel = append_kernel(spec.new_dtype, (spec.key_dtype, spec.stored_value_dtype))
+    new_unit, unit = words_per_vec(spec.new_dtype), unit_words("key", spec.problem)
     bases = (Base("new_key_base", 1, new_unit), Base("new_value_base", 2, new_unit), Base("key_base", 3, unit),
              Base("value_base", 4, unit))
-    return Step(node, kernel, (params, *new, *cache), bases, spec, {}, min(num_groups(info), 256))
+    return Step(node, kernel, (params, *new, *cache), bases, spec, {}, min(num_groups(info), 256), mode=mode)

@@ -19,11 +19,11 @@ from ..kernels.grid import num_groups
 from ..kernels.manifest import variant
 from ..kernels.passes import Cut, Pass
 from ..kernels.three_pass import CHUNKS_PER_SUBMISSION
-from ..layout import pack_into, packed_words, unpack
+from ..layout import packed_words, unpack
 from ..runtime.buffer import Buffer
 from ..runtime.device import Device
 from ..validate import Call
-from .inputs import header, mask_words, write_mask
+from .inputs import array_words, header, mask_words, write_array, write_mask
 
 #: Kernels index the elements of a bool mask in 32 bits.
 MAX_MASK_BITS = 1 << 32
@@ -85,8 +85,8 @@ def live_words(call: Call) -> dict[str, int]:
     problem = call.problem
     return {
         "query": packed_words(call.query.shape, problem.query_dtype),
-        "key": packed_words(call.key.shape, problem.key_dtype),
-        "value": packed_words(call.value.shape, problem.value_dtype),
+        "key": array_words(call.key, problem.key_dtype),
+        "value": array_words(call.value, problem.value_dtype),
         "mask": mask_words(call.mask),
         "out": packed_words((*call.query.shape[:3], problem.value_dim), problem.out_dtype),
         "lse": packed_words(lse_shape(call), "float32") if call.options.return_lse else 0,
@@ -162,13 +162,14 @@ class AttentionPlan:
     def _passes(self, buffers: dict[str, Buffer]) -> list[Dispatch]:
         """Return the algorithm's dispatches, once for each chunk of query rows."""
         groups = num_groups(self.device.info)
+        buffers = buffers | dict.fromkeys(("new_key", "new_value"), buffers["params"])  # nothing is appended here
         dispatches = []
         for chunk in range(self.key.chunks):
             for one in self.key.passes:
                 bindings = tuple(Binding(buffers[name]) for name in ("params", *one.tensors))
                 push = {name: chunk if name == "chunk" else 0 for name in one.kernel.push}
                 dispatches.append(Dispatch(one.kernel, bindings, push, groups, chunk // CHUNKS_PER_SUBMISSION,
-                                           spec=one.spec))
+                                           spec=one.spec, unwritten=one.appended))
         return dispatches
 
     @property
@@ -183,7 +184,7 @@ class AttentionPlan:
         with self.device.lock:
             for name, array, dtype in (("query", call.query, problem.query_dtype), ("key", call.key, problem.key_dtype),
                                        ("value", call.value, problem.value_dtype)):
-                pack_into(self._host[name].words[: words[name]], array, dtype)
+                write_array(self._host[name].words[: words[name]], array, dtype)
             if call.mask is not None:
                 write_mask(self._host["mask"].words[: words["mask"]], call.mask)
             block = self._host["params"].words

@@ -17,6 +17,7 @@ from ..cache.storage import CacheStorage
 from ..caps.model import DeviceInfo
 from ..dispatch import by_name
 from ..errors import OptionError, PlanError, ShapeError
+from ..formats import formats_word
 from ..graph.values import CacheValue, Position, Shape, Size, Value, capacity, live, lives
 from ..kernels import params, split
 from ..kernels.three_pass import Chunking, chunking
@@ -65,17 +66,24 @@ class AttentionSpec:
     alibi_slopes: tuple[float, ...] | None = None
     sinks: tuple[float, ...] | None = None
     return_lse: bool = False
+    appends: bool = False
     score_words: int = 0
     whole: bool = False
     algorithms: tuple[str, ...] = ()
     scratch: tuple[tuple[str, int], ...] = ()
+    value_dtype: str | None = None  # None is the key's
+
+    @property
+    def stored_value_dtype(self) -> str:
+        """The dtype of the values."""
+        return self.value_dtype or self.key_dtype
 
     @functools.cached_property
     def problem(self) -> Problem:
         """The problem at capacity."""
         return Problem(self.batch_size, self.num_heads, self.num_kv_heads, capacity(self.q_len), capacity(self.kv_len),
-                       self.head_dim, self.value_dim, self.query_dtype, self.key_dtype, self.key_dtype, self.layout,
-                       {None: None, "bool": "bool"}.get(self.mask_dtype, "float32"))
+                       self.head_dim, self.value_dim, self.query_dtype, self.key_dtype, self.stored_value_dtype,
+                       self.layout, {None: None, "bool": "bool"}.get(self.mask_dtype, "float32"))
 
     @property
     def flags(self) -> int:
@@ -84,6 +92,7 @@ class AttentionSpec:
             params.FLAG_MASK_BITS if self.mask_dtype == "bool" else params.FLAG_MASK_FLOAT)
         bits |= params.FLAG_ALIBI if self.alibi_slopes is not None else 0
         bits |= params.FLAG_SINKS if self.sinks is not None else 0
+        bits |= params.FLAG_APPEND if self.appends else 0
         return bits | (params.FLAG_LSE if self.return_lse else 0)
 
     def header(self, dims: Dims) -> dict[str, int | float]:
@@ -98,6 +107,7 @@ class AttentionSpec:
             "value_vecs": -(-self.value_dim // 4),
             "out_vecs": row_vecs(self.value_dim, self.query_dtype) if self.value_dim else 0,
             "flags": self.flags,
+            "formats": formats_word(self.query_dtype, self.key_dtype, self.stored_value_dtype, self.new_dtype),
             "scale": self.scale,
             "softcap": self.softcap or 0.0,
             "window_left": params.WINDOW_OFF if self.window[0] is None else self.window[0],

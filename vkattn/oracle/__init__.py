@@ -7,6 +7,7 @@ converted exactly; results are float64.
 
 from .attention import attention, attn_weights, magnitude
 from .cache import sdpa_with_kv_cache
+from .quant import dequantize, quantize
 from .sdpa import scaled_dot_product_attention
 from .softmax import attn_output, merge_states, softmax
 from .tolerance import worst_share
@@ -15,8 +16,10 @@ __all__ = [
     "attention",
     "attn_output",
     "attn_weights",
+    "dequantize",
     "magnitude",
     "merge_states",
+    "quantize",
     "scaled_dot_product_attention",
     "sdpa_with_kv_cache",
     "softmax",

@@ -12,7 +12,7 @@ import pytest
 from tests.caches import Model, assert_holds, new_rows, raw_words
 from vkattn import KVCache
 from vkattn.caps.model import Heap
-from vkattn.errors import CapacityError, ClosedError, DTypeError, NoKernelError, OptionError, ShapeError
+from vkattn.errors import CapacityError, ClosedError, DTypeError, OptionError, ShapeError
 from vkattn.runtime.device import Device
 
 
@@ -130,7 +130,7 @@ def test_other_mistakes(cache: KVCache, call: Callable[[KVCache], Any], message:
     ({"num_layers": 0}, OptionError, "`num_layers` is 0"),
     ({"dtype": "float64"}, OptionError, "`dtype` is 'float64'; supported: 'float32', 'float16', 'bfloat16'"),
     ({"dtype": np.float16}, OptionError, "`dtype` is <class 'numpy.float16'>"),
-    ({"dtype": "float32", "value_dtype": "float16"}, NoKernelError, "`value_dtype` 'float16' beside `dtype` 'float32'"),
+    ({"dtype": "int8", "value_dtype": "q5_0"}, OptionError, "`value_dtype` is 'q5_0'; supported: .*'q4_0'"),
     ({"device": "llvmpipe"}, OptionError, "`device` is 'llvmpipe'; it must be a vkattn.Device"),
 ])
 def test_wrong_sizes(device: Device, sizes: dict[str, Any], kind: type[Exception], message: str) -> None:

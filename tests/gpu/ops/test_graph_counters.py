@@ -30,14 +30,15 @@ def test_the_proxy_counts(device: Device, rng: np.random.Generator) -> None:
 
 
 @pytest.mark.slow
-def test_1000_decode_steps_make_and_record_nothing(device: Device, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("dtype", ["float16", "int8"])
+def test_1000_decode_steps_make_and_record_nothing(device: Device, rng: np.random.Generator, dtype: str) -> None:
     """A graph of one layer, and the functional API between.
 
     SwiftShader's scheduler makes fibers while it runs, 3 MiB once or twice in a thousand bare evaluations, so growth
     there is judged by the quieter two quarters: a leak would be in all of them.
     """
     with counted_device(device.info.index) as (own, calls):
-        cache = KVCache(1, 1, STEPS + 20, 8, num_layers=2, dtype="float16", device=own)
+        cache = KVCache(1, 1, STEPS + 20, 8, num_layers=2, dtype=dtype, device=own)
         session = Session(cache, 2, rng)
         builder = GraphBuilder(own)
         query, rows = (builder.input(name, (1, 1, heads, 8), "float32")
