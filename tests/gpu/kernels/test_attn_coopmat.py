@@ -18,9 +18,9 @@ import pytest
 
 import vkattn
 from tests.gpu.kernels import test_attn_fused as fused_tests
-from tests.gpu.kernels.cases import CASES, Case
-from tests.gpu.kernels.harness import CHUNKS, DTYPE, Rig, variants_of
-from tests.gpu.kernels.test_attn_fused import TILES, Inputs, make
+from tests.gpu.kernels.cases import CASES, REPEATED, Case
+from tests.gpu.kernels.harness import CHUNKS, DTYPE, Rig, Rigs, assert_the_same_bits, variants_of
+from tests.gpu.kernels.test_attn_fused import TILES, WORDS, Inputs
 from vkattn import oracle
 from vkattn.dispatch import MATRIX_ALGORITHMS, by_name
 from vkattn.errors import NoKernelError
@@ -32,6 +32,8 @@ from vkattn.validate import attention_call
 
 VARIANTS = variants_of("attn_coopmat") + variants_of("attn_coopmat2")
 NAMES = [variant.name for variant in VARIANTS]
+
+__all__ = ["WORDS"]  # for the fixture `rigs`
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -78,7 +80,7 @@ def cases_for(variant: Variant) -> dict[str, Case]:
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=NAMES)
-def test_a_variant(device: Device, variant: Variant) -> None:
+def test_a_variant(device: Device, rigs: Rigs, variant: Variant) -> None:
     """The self-test, every case, large scores, what is not finite, and 200 identical runs."""
     if refused(variant, device):
         return
@@ -87,24 +89,20 @@ def test_a_variant(device: Device, variant: Variant) -> None:
         assert verdict.startswith("failed its self-test on this device (causal: an error of")
         return
     assert verdict == ""
-    rig = make(device, as_fused(variant))
-    try:
-        wrong = {}
-        for name, case in cases_for(variant).items():
-            inputs = Inputs(case, rig.variant, np.random.default_rng(7))
-            out, lse = inputs.run(rig)
-            share = oracle.worst_share(out, inputs.query, inputs.key, inputs.value, lse=lse, coopmat=True,
-                                       **inputs.options)
-            if not share <= 1:
-                wrong[name] = share
-        assert not wrong
-        fused_tests.test_values_that_are_not_finite(rig, np.random.default_rng(3))
-        for bad in (np.nan, np.inf):
-            fused_tests.test_a_score_that_is_not_a_number_makes_its_row_nan(rig, np.random.default_rng(3), bad)
-        _large_scores(rig)
-        _same_bits(rig, device)
-    finally:
-        rig.close()
+    rig = rigs.of(as_fused(variant))
+    wrong = {}
+    for name, case in cases_for(variant).items():
+        inputs = Inputs(case, rig.variant, np.random.default_rng(7))
+        out, lse = inputs.run(rig)
+        share = oracle.worst_share(out, inputs.query, inputs.key, inputs.value, lse=lse, coopmat=True, **inputs.options)
+        if not share <= 1:
+            wrong[name] = share
+    assert not wrong
+    fused_tests.test_values_that_are_not_finite(rig, np.random.default_rng(3))
+    for bad in (np.nan, np.inf):
+        fused_tests.test_a_score_that_is_not_a_number_makes_its_row_nan(rig, np.random.default_rng(3), bad)
+    _large_scores(rig)
+    assert_the_same_bits(rigs, rig, Inputs(REPEATED, rig.variant, np.random.default_rng(6)).pieces())
 
 
 def _large_scores(rig: Rig) -> None:
@@ -115,23 +113,6 @@ def _large_scores(rig: Rig) -> None:
     inputs.pack()
     out, lse = inputs.run(rig)
     assert oracle.worst_share(out, inputs.query, inputs.key, inputs.value, lse=lse, coopmat=True, **inputs.options) <= 1
-
-
-def _same_bits(rig: Rig, device: Device) -> None:
-    case = dataclasses.replace(CASES["everything"], q_len=30, head_dim=60)
-    inputs = Inputs(case, rig.variant, np.random.default_rng(6))
-    first = inputs.run(rig)
-
-    def same(other: tuple[np.ndarray, np.ndarray | None]) -> None:
-        for got, expected in zip(other, first, strict=True):
-            assert got is not None and expected is not None
-            np.testing.assert_array_equal(got.view(np.uint8), expected.view(np.uint8))
-
-    for _ in range(20 if device.info.device_type == "cpu" else 200):
-        same(inputs.run(rig))
-    other = make(device, rig.variant, 64)
-    same(inputs.run(other))
-    other.close()
 
 
 def can(device: Device, name: str, problem: Any) -> bool:
