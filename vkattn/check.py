@@ -19,7 +19,7 @@ import numpy as np
 
 from . import oracle
 from .cache.kv_cache import KVCache
-from .dispatch import MATRIX_ALGORITHMS, PRIORITY
+from .dispatch import MATRIX_ALGORITHMS, PRIORITY, is_for
 from .dtypes import AXIS, FLOAT_DTYPES, numpy_dtype
 from .errors import DeviceError, VkattnError
 from .formats import QUANTISED, QuantisedRows
@@ -89,6 +89,8 @@ def check_attention(device: Device, results: dict[str, Result]) -> None:
                       for size, dtype in zip(sizes, (query_dtype, key_dtype, key_dtype), strict=True)]
             problem = attention_call(*arrays, **options).problem
             for module in PRIORITY:
+                if not is_for(module, device.info, "auto"):
+                    continue
                 settle(device, problem, module.NAME)
                 if module.not_supported_reasons(problem, device.info):
                     continue
