@@ -13,9 +13,9 @@ from vkattn.caps.model import DeviceInfo
 from vkattn.caps.probe import devices, select_device
 from vkattn.errors import DeviceError
 from vkattn.kernels.manifest import load_manifest
-from vkattn.runtime.device import Device
 from vkattn.kernels.support import device_reasons
 from vkattn.runtime import kompute
+from vkattn.runtime.device import Device
 
 
 @pytest.fixture
