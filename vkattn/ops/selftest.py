@@ -30,6 +30,8 @@ Sizes = tuple[tuple[int, int, int, int, int], int, int]
 
 def settle(device: Device, problem: Problem, algorithm: str) -> None:
     """Run the self-tests on which the choice of an algorithm for ``problem`` depends, if they have not been run."""
+    if not device.info.matrix_shapes:
+        return
     for module in PRIORITY:
         if algorithm not in ("auto", module.NAME) or not is_for(module, device.info, algorithm):
             continue
