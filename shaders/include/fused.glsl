@@ -18,10 +18,10 @@ layout(push_constant) uniform Push {
 #include "key_format.glsl"
 
 #include "params.glsl"
-layout(set = 0, binding = 1) coherent readonly buffer Query { QUERY query[]; };
-layout(set = 0, binding = 2) coherent readonly buffer Key { KEY key[]; };
-layout(set = 0, binding = 3) coherent readonly buffer Value { KEY value[]; };
-layout(set = 0, binding = 4) coherent readonly buffer Mask { uint mask_data[]; };
+layout(set = 0, binding = 1) restrict readonly buffer Query { QUERY query[]; };
+layout(set = 0, binding = 2) restrict readonly buffer Key { KEY key[]; };
+layout(set = 0, binding = 3) restrict readonly buffer Value { KEY value[]; };
+layout(set = 0, binding = 4) restrict readonly buffer Mask { uint mask_data[]; };
 layout(set = 0, binding = 5) coherent writeonly buffer Out { QUERY outputs[]; };
 layout(set = 0, binding = 6) coherent writeonly buffer Lse { float lse[]; };
 #include "read_query.glsl"

@@ -16,8 +16,9 @@ from ..kernels import split
 from ..kernels.grid import num_groups
 from ..kernels.manifest import variant
 from ..kernels.passes import unit_words
-from ..kernels.three_pass import tiles_that_fit, variants
+from ..kernels.three_pass import MULTIPLY_ADDS_PER_SECOND, tiles_that_fit, variants
 from ..layout import words_per_vec
+from ..problem import Problem
 from .spec import AttentionSpec, short_problem
 
 VEC4_WORDS = 4
@@ -81,16 +82,24 @@ def attend(node: str, spec: AttentionSpec, tensors: Mapping[str, Resource], info
         module, problem = by_name(name), spec.problem_of(name)
         mode = ("short", "long")[index] if len(spec.algorithms) > 1 else ""
         chunks = module.cut(problem, problem.max_q_len, problem.max_kv_len, dict(spec.scratch), info).num_chunks
+        passes = module.passes(problem, info)
+        seconds = multiply_adds(problem) / MULTIPLY_ADDS_PER_SECOND[info.device_type] / (chunks * len(passes))
         for chunk in range(chunks):
-            for one in module.passes(problem, info):
+            for one in passes:
                 resources = tuple(tensors[tensor] for tensor in ("params", *one.tensors))
                 bases = tuple(Base(one.base(tensor), at, unit_words(tensor, problem))
                               for at, tensor in enumerate(one.tensors, start=1))
                 push = {"chunk": chunk} if "chunk" in one.kernel.push else {}
                 unwritten = frozenset() if spec.appends else one.appended
                 steps.append(Step(node, one.kernel, resources, bases, spec, push, num_groups(info), chunk, mode,
-                                  one.spec, unwritten=unwritten))
+                                  one.spec, unwritten=unwritten, seconds=seconds))
     return steps
+
+
+def multiply_adds(problem: Problem) -> int:
+    """Return the multiply-adds of a problem at capacity, nothing masked."""
+    scores = problem.batch_size * problem.num_heads * problem.max_q_len * problem.max_kv_len
+    return scores * (problem.head_dim + problem.value_dim)
 
 
 def can_append(spec: AttentionSpec, info: DeviceInfo) -> bool:
