@@ -94,6 +94,7 @@ def _gpu_needs_an_expected_device(request: pytest.FixtureRequest) -> None:
 def device(expected_device: str | None) -> Iterator[Any]:
     """Open the device under test once; its name must hold the expected part."""
     import vkattn
+    from tests import tolerance
 
     with vkattn.Device() as opened:
         if expected_device is not None and expected_device not in opened.info.name:
@@ -102,4 +103,5 @@ def device(expected_device: str | None) -> Iterator[Any]:
                 "Use scripts/test, or point VK_ICD_FILENAMES at the driver that is meant.",
                 pytrace=False,
             )
+        tolerance.matrix_units = bool(opened.info.matrix_shapes) and opened.info.device_type != "cpu"
         yield opened

@@ -34,6 +34,8 @@ def fake_device_info(**overrides: Any) -> DeviceInfo:
         "subgroup_operations": frozenset({"basic", "vote"}),
         "heaps": (Heap(1 << 33, True), Heap(1 << 34, False)),
         "extensions": frozenset(),
+        "matrix_shapes": (),
+        "matrix_features": frozenset(),
     }
     unknown = set(overrides) - set(fields)
     if unknown:

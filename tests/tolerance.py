@@ -11,6 +11,10 @@ from vkattn import oracle
 from vkattn.layout import split_shape
 from vkattn.oracle.tolerance import cancellation, lse_bounds, row_bounds, row_errors, shares
 
+#: Whether "auto" may multiply halves on matrix units here, which the tolerance allows 1e-3 for. The fixture `device`
+#: says so of a device that has them and is no CPU.
+matrix_units = False
+
 __all__ = ["Expected", "assert_close", "assert_lse_close", "assert_matches_oracle", "row_bounds"]
 
 
@@ -20,7 +24,7 @@ def assert_close(
     magnitude: Any,
     *,
     layout: str = "bhsd",
-    coopmat: bool = False,
+    coopmat: bool | None = None,
     label: str = "out",
     terms: Callable[[], np.ndarray] | None = None,
 ) -> float:
@@ -31,6 +35,7 @@ def assert_close(
     actual : float32, float16 or bfloat16, 4-D in ``layout``; the output under test. Its dtype sets the rounding.
     expected : float64, 4-D in ``layout``; the oracle's output for the same inputs.
     magnitude : float64, shape ``[batch, heads, q_len]``; `oracle.magnitude` for the same inputs.
+    coopmat : whether matrix units multiplied halves; None if they may have, as `matrix_units` and the dtype say.
     terms : returns the oracle's output for absolute values, 4-D in ``layout``; called if a row misses the first bound.
 
     A row that the oracle gives as exactly 0 must be exactly 0. Anything that is not finite fails.
@@ -43,6 +48,8 @@ def assert_close(
         got, wanted = got.transpose(0, 2, 1, 3), wanted.transpose(0, 2, 1, 3)
     assert np.isfinite(wanted).all(), f"the oracle's {label} is not finite: the test's inputs are wrong"
     size = np.asarray(magnitude, np.float64)
+    if coopmat is None:
+        coopmat = matrix_units and dtype != "float32"
     bound = row_bounds(wanted, size, dtype, coopmat=coopmat)
     error = row_errors(got, wanted)
     if terms is not None and (error > bound).any():
@@ -78,7 +85,7 @@ class Expected:
         self._size = oracle.magnitude(
             query, key, **{name: given for name, given in options.items() if name != "sinks"})
 
-    def check(self, actual: Any, lse: Any = None, *, coopmat: bool = False) -> float:
+    def check(self, actual: Any, lse: Any = None, *, coopmat: bool | None = None) -> float:
         """Assert that ``actual`` (and ``lse``, if given) is the oracle's; return the worst share of a bound."""
         assert np.asarray(actual).dtype == self._dtype, "the output's dtype is not the query's"
         share = assert_close(actual, self.out, self._size, layout=self._layout, coopmat=coopmat, terms=self._terms)
@@ -94,7 +101,7 @@ class Expected:
 
 
 def assert_matches_oracle(
-    actual: Any, query: Any, key: Any, value: Any, *, lse: Any = None, coopmat: bool = False, **options: Any
+    actual: Any, query: Any, key: Any, value: Any, *, lse: Any = None, coopmat: bool | None = None, **options: Any
 ) -> float:
     """Assert that ``actual`` (and ``lse``, if given) is `oracle.attention` of these arrays and options.
 

@@ -17,6 +17,7 @@ from ..mask import MAX_POSITION, resolve_causal, resolve_window
 from ..validate import causal_window, check_mixture, finite_option
 from .cache_nodes import CacheNodes
 from .lower import Tensors, attend, can_append, output_step, softmax_step, weights_step, with_algorithms, with_scores
+from .selftest import settle
 from .spec import AttentionSpec, check_value
 
 
@@ -248,6 +249,7 @@ class AttentionNodes(CacheNodes):
     def _attend(self, node: str, spec: AttentionSpec, query: Value, key: Any, value: Any, mask: Value | None,
                 algorithm: str, new: tuple[Value, Value] | None = None) -> Any:
         """Add the steps of an attention node, and before them the append of ``new`` rows to its cache."""
+        settle(self.device, spec.problem, algorithm)
         spec = with_algorithms(spec, self.device.info, self.device.score_budget_bytes // 4, algorithm)
         if new is not None:
             spec = replace(spec, appends=can_append(spec, self.device.info))

@@ -12,7 +12,7 @@ import vkattn
 from tests.tolerance import assert_matches_oracle
 from tests.ways import Way
 from vkattn import oracle
-from vkattn.dispatch import ALGORITHMS
+from vkattn.dispatch import ALGORITHMS, MATRIX_ALGORITHMS
 from vkattn.kernels import fused
 from vkattn.kernels.manifest import Variant
 from vkattn.problem import Problem
@@ -20,6 +20,8 @@ from vkattn.runtime.device import Device
 from vkattn.validate import attention_call
 
 TIERS = ["base", "base,subgroup"]
+#: Those on matrix units take half precision only: tests/gpu/kernels/test_attn_coopmat.py.
+ANY_DTYPE = [name for name in ALGORITHMS if name not in MATRIX_ALGORITHMS]
 
 
 def arrays(rng: np.random.Generator, heads: int, kv_heads: int, q_len: int, kv_len: int, dim: int,
@@ -40,7 +42,7 @@ def tiers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.usefixtures("tiers")
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", ANY_DTYPE)
 @pytest.mark.parametrize(("kv_len", "bad"), [(40, np.nan), (3000, np.nan), (40, np.inf)])
 def test_a_key_that_is_not_finite_shows_in_the_rows_that_attend_it(
     device: Device, rng: np.random.Generator, kv_len: int, bad: float, algorithm: str
@@ -60,7 +62,7 @@ def test_a_key_that_is_not_finite_shows_in_the_rows_that_attend_it(
 
 
 @pytest.mark.usefixtures("tiers")
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", ANY_DTYPE)
 @pytest.mark.parametrize(("dim", "dtype"), [(20, np.float32), (20, np.float16)])  # few: subgroup kernels compile slowly
 def test_in_bshd_what_follows_a_row_has_no_effect(device: Device, rng: np.random.Generator, dim: int, dtype: Any,
                                                   algorithm: str) -> None:
@@ -75,7 +77,7 @@ def test_in_bshd_what_follows_a_row_has_no_effect(device: Device, rng: np.random
 
 
 @pytest.mark.usefixtures("tiers")
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", ANY_DTYPE)
 @pytest.mark.parametrize("softcap", [2.0**-126, 1e-3, 300.0, 1e10, 3e38])
 def test_a_softcap_of_any_size(device: Device, rng: np.random.Generator, softcap: float, algorithm: str) -> None:
     """One far above the scores changes nothing: the error of tanh must not be multiplied by it."""
