@@ -1,13 +1,17 @@
 """Run the suite in parts; called by scripts/test when everything is set up.
 
-    scripts/test [--part NAME ...] [pytest arguments]
+    scripts/test [--part NAME ...] [--jobs N] [pytest arguments]
 
-The parts, in this order: `static` (layers, shaders, ruff, mypy), `unit` (all tests that need no device), then every
-test marked gpu once per driver: `lavapipe`, `swiftshader`, and between them `validation` (scripts/validation.py --ci:
-tests under the Khronos validation layer). Each device is a process of its own, told by VKATTN_EXPECT_DEVICE which
-device it must find. With pytest arguments, `static` and `validation` run only if they are named, and a part in which
-nothing was selected is no failure. What each part found is repeated in the summary of the last one, so that pytest's
-own last line is the last line printed; the exit status is 1 if any part failed.
+The parts: `static` (layers, shaders, ruff, mypy), `unit` (all tests that need no device), every test marked gpu once
+per driver, `lavapipe` and `swiftshader`, and `validation` (scripts/validation.py --ci: tests under the Khronos
+validation layer). Each device is a process of its own, told by VKATTN_EXPECT_DEVICE which device it must find. With
+pytest arguments, `static` and `validation` run only if they are named, and a part in which nothing was selected is no
+failure.
+
+A part keeps little more than one core busy, so as many run at once as there are cores, or N. What each prints is shown
+when it has ended, and lies in .cache/parts until then; one part alone is shown as it goes. The last device is shown
+last, with what every part found before pytest's own last line, which is the last line printed. The exit status is 1 if
+any part failed.
 """
 
 from __future__ import annotations
@@ -18,20 +22,24 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / ".cache" / "test-parts.txt"  # read by scripts/pytest_parts.py
+LOGS = ROOT / ".cache" / "parts"
+RESULTS = LOGS / "results.txt"  # scripts/pytest_parts.py adds to it
 PYTEST_NOTHING_SELECTED = 5
 
-STATIC_CHECKS = (
-    ("layers", "scripts/check_layers.py"),
-    ("generated GLSL", "scripts/gen_params.py", "--check"),
-    ("shaders", "scripts/build_shaders.py", "--check"),
-    ("ruff", "-m", "ruff", "check", "."),
-    ("mypy", "-m", "mypy"),
-)
+CHECKS = {
+    "static": ("static checks", "scripts/static_checks.py"),
+    "validation": ("tests under the Khronos validation layer", "scripts/validation.py", "--ci"),
+}
+#: In this order they start: the longest first, so that no core is idle at the end, and then what is over soon.
+ORDER = ("swiftshader", "static", "unit", "lavapipe", "validation")
+#: In this order the summary tells of them.
+NAMES = ("static", "unit", "lavapipe", "validation", "swiftshader")
 
 
 @dataclass(frozen=True)
@@ -60,13 +68,28 @@ class Part:
         return env
 
 
+@dataclass(frozen=True)
+class Job:
+    """A part as a process. ``is_shown`` is whether what it prints is shown as it goes."""
+
+    name: str
+    title: str
+    command: Sequence[str]
+    env: Mapping[str, str]
+    is_shown: bool
+
+    @property
+    def log(self) -> Path:
+        return LOGS / f"{self.name}.log"
+
+
 def lavapipe_files() -> tuple[Path, ...]:
     """Return where drivers are announced on Debian and Fedora: lvp_icd.x86_64.json, lvp_icd.json."""
     return tuple(sorted(Path("/usr/share/vulkan/icd.d").glob("lvp_icd*.json")))
 
 
 def parts() -> tuple[Part, ...]:
-    """Return the pytest parts in the order of running."""
+    """Return the pytest parts."""
     return (
         Part("unit", "not gpu"),
         Part("lavapipe", "gpu", "llvmpipe", lavapipe_files()),
@@ -74,41 +97,54 @@ def parts() -> tuple[Part, ...]:
     )
 
 
+def make_jobs(wanted: Sequence[str], pytest_arguments: Sequence[str]) -> list[Job]:
+    """Return the wanted parts in the order of starting; a driver that is not there stops the run here."""
+    is_shown = len(wanted) == 1
+    jobs = {}
+    for name, (title, *command) in CHECKS.items():
+        jobs[name] = Job(name, title, [sys.executable, *command], os.environ, is_shown)
+    for part in parts():
+        if part.name in wanted:
+            options = ["-p", "pytest_parts", "-m", part.markers, "--durations=5",
+                       "-o", f"cache_dir=.cache/pytest/{part.name}"]
+            if sys.stdout.isatty():
+                options.append("--color=yes")
+            command = [sys.executable, "-m", "pytest", *options, *pytest_arguments]
+            jobs[part.name] = Job(part.name, f"pytest: {part.name} ({part.markers})", command, part.environment(),
+                                  is_shown)
+    return [jobs[name] for name in ORDER if name in wanted]
+
+
+def run_job(job: Job) -> int:
+    """Run the process; return its exit status, or minus the signal that ended it, and see to its line in RESULTS."""
+    started = time.monotonic()
+    if job.is_shown:
+        headline(job.title)
+        status = subprocess.run(job.command, cwd=ROOT, env=job.env, check=False).returncode
+    else:
+        print(f"{job.name}: started", flush=True)
+        with job.log.open("wb") as stream:
+            status = subprocess.run(job.command, cwd=ROOT, env=job.env, stdin=subprocess.DEVNULL, stdout=stream,
+                                    stderr=subprocess.STDOUT, check=False).returncode
+    if status < 0:
+        record(job.name, f"FAILED: the process was ended by {signal.Signals(-status).name}")
+    elif job.name in CHECKS:
+        record(job.name, f"FAILED: exit status {status}, see above" if status else "nothing to object to")
+    if not job.is_shown:
+        print(f"{job.name}: ended with status {status} after {time.monotonic() - started:.0f} s", flush=True)
+    return status
+
+
 def record(name: str, text: str) -> None:
-    """Add a line for the summary of the last part."""
+    """Add a line to RESULTS."""
     with RESULTS.open("a", encoding="utf-8") as stream:
         stream.write(f"{name}: {text}\n")
 
 
-def run_static() -> bool:
-    """Run each static check; return whether all of them are content."""
-    failed = []
-    for name, *command in STATIC_CHECKS:
-        started = time.monotonic()
-        done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=False)
-        print(f"{name}: {'ok' if done.returncode == 0 else 'FAILED'} ({time.monotonic() - started:.1f} s)", flush=True)
-        if done.returncode != 0:
-            failed.append(name)
-            print(done.stdout + done.stderr, flush=True)
-    record("static", f"FAILED: {', '.join(failed)}" if failed else f"{len(STATIC_CHECKS)} checks passed")
-    return not failed
-
-
-def run_part(part: Part, pytest_arguments: list[str]) -> int:
-    """Run one pytest process; return its exit status, or minus the signal that ended it."""
-    options = ["-p", "pytest_parts", "-m", part.markers, "--durations=5"]
-    command = [sys.executable, "-m", "pytest", *options, *pytest_arguments]
-    status = subprocess.run(command, cwd=ROOT, env=part.environment(), check=False).returncode
-    if status < 0:
-        record(part.name, f"FAILED: the process was ended by {signal.Signals(-status).name}")
-    return status
-
-
-def run_validation() -> bool:
-    """Run tests under the validation layer; return whether it wrote nothing that is not allowed."""
-    status = subprocess.run([sys.executable, "scripts/validation.py", "--ci"], cwd=ROOT, check=False).returncode
-    record("validation", f"FAILED: exit status {status}, see above" if status else "every message is an allowed one")
-    return status == 0
+def results() -> list[str]:
+    """Return the lines of RESULTS in the order of NAMES."""
+    lines = RESULTS.read_text(encoding="utf-8").splitlines()
+    return sorted(lines, key=lambda line: NAMES.index(line.partition(":")[0]))
 
 
 def headline(text: str) -> None:
@@ -116,39 +152,62 @@ def headline(text: str) -> None:
     print(f"\n######## {text}", flush=True)
 
 
+def show(job: Job, found: Sequence[str] = ()) -> None:
+    """Print what the process printed, and ``found`` before its last line."""
+    if not job.is_shown:
+        headline(job.title)
+        *lines, last = job.log.read_text(encoding="utf-8", errors="replace").rstrip("\n").split("\n")
+        if found:
+            lines += ["", "what each part found:", *found]
+        print("\n".join([*lines, last]), flush=True)
+
+
+def run_all(jobs: Sequence[Job], num_jobs: int) -> dict[str, int]:
+    """Run every job, up to ``num_jobs`` at a time, show each when it has ended, and return their statuses.
+
+    The one to be shown last waits for the others.
+    """
+    statuses: dict[str, int] = {}
+    last = max((job for job in jobs if job.name not in CHECKS), key=lambda job: NAMES.index(job.name), default=None)
+    with ThreadPoolExecutor(num_jobs) as pool:
+        running = {pool.submit(run_job, job): job for job in jobs}
+        try:
+            for future in as_completed(running):
+                statuses[running[future].name] = future.result()
+                if running[future] is not last:
+                    show(running[future])
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    if last:
+        crashed = statuses[last.name] < 0  # so that pytest did not get to its last line
+        show(last, () if crashed else results())
+        if crashed:
+            print("\n".join(results()), flush=True)
+    return statuses
+
+
 def main() -> int:
     """Run the parts that are asked for."""
-    *first, last = parts()
-    names = ("static", *(part.name for part in first), "validation", last.name)
     verbatim = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("scripts/test", description=__doc__, formatter_class=verbatim, allow_abbrev=False)
-    parser.add_argument("--part", action="append", choices=names, help="run only this part (may be given again)")
+    parser.add_argument("--part", action="append", choices=NAMES, help="run only this part (may be given again)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="how many parts run at once")
     args, pytest_arguments = parser.parse_known_args()
+    if args.jobs < 1:
+        parser.error(f"--jobs is {args.jobs}; it must be at least 1")
     selective = bool(pytest_arguments) and not os.environ.get("CI")
-    not_pytest = {"static", "validation"} if pytest_arguments else set()
-    wanted = args.part or [name for name in names if name not in not_pytest]
-    RESULTS.parent.mkdir(exist_ok=True)
+    wanted = args.part or [name for name in NAMES if not (pytest_arguments and name in CHECKS)]
+    LOGS.mkdir(parents=True, exist_ok=True)
     RESULTS.write_text("", encoding="utf-8")
 
-    failed = False
-    statuses = []
-    if "static" in wanted:
-        headline("static checks")
-        failed |= not run_static()
-    for part in (*first, last):
-        if part is last and "validation" in wanted:
-            headline("tests under the Khronos validation layer")
-            failed |= not run_validation()
-        if part.name in wanted:
-            headline(f"pytest: {part.name} ({part.markers})")
-            status = run_part(part, pytest_arguments)
-            statuses.append(status)
-            failed |= status not in ((0, PYTEST_NOTHING_SELECTED) if selective else (0,))
-    if statuses and statuses[-1] < 0:  # pytest did not get to its summary
-        print(RESULTS.read_text(encoding="utf-8"), end="")
-    if statuses and all(status == PYTEST_NOTHING_SELECTED for status in statuses):
+    statuses = run_all(make_jobs(wanted, pytest_arguments), args.jobs)
+    found = [status for name, status in statuses.items() if name not in CHECKS]
+    if any(status for name, status in statuses.items() if name in CHECKS):
+        return 1
+    if found and all(status == PYTEST_NOTHING_SELECTED for status in found):
         return PYTEST_NOTHING_SELECTED
-    return int(failed)
+    return int(any(status not in ((0, PYTEST_NOTHING_SELECTED) if selective else (0,)) for status in found))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from tests.shader_tree import compiler
 from tests.tolerance import assert_matches_oracle
 from vkattn import Dim, GraphBuilder, KVCache, oracle
 from vkattn.dtypes import numpy_dtype
@@ -101,29 +100,8 @@ def assert_scores(scores: np.ndarray, probs: np.ndarray, query: np.ndarray, key:
     assert (np.abs(probs - weight) <= (1e-5 + 2.0**-20 * (1 + size)) * weight + 1e-37).all()
 
 
-SCALE_AND_ADD = """#version 450
-layout(local_size_x = 32) in;
-layout(push_constant) uniform Push { uint params_base, a_base, b_base, out_base, factor; } push;
-layout(set = 0, binding = 0) readonly buffer Params { uint params[]; };
-layout(set = 0, binding = 1) coherent readonly buffer A { uint a[]; };
-layout(set = 0, binding = 2) coherent readonly buffer B { uint b[]; };
-layout(set = 0, binding = 3) coherent writeonly buffer Out { uint result[]; };
-void main() {  // result = factor a + b, for float32 rows of 8, as many as params says
-    uint words = 8u * params[push.params_base] * params[push.params_base + 1u];
-    for (uint i = gl_GlobalInvocationID.x; i < words; i += gl_NumWorkGroups.x * gl_WorkGroupSize.x) {
-        float sum = uintBitsToFloat(push.factor) * uintBitsToFloat(a[push.a_base + i])
-                    + uintBitsToFloat(b[push.b_base + i]);
-        result[push.out_base + i] = floatBitsToUint(sum);
-    }
-}
-"""
-
-
-def compile_glsl(text: str, folder: Path) -> bytes:
-    """Return the SPIR-V of a compute shader."""
-    source = folder / "kernel.comp"
-    source.write_text(text)
-    return compiler.Glslang(folder).compile(source, [], [], "vulkan1.1")
+#: The kernel of a user, compiled, so that these tests need no compiler; tests/unit/test_shader_compiler.py compiles it.
+SCALE_AND_ADD = Path(__file__).with_name("scale_and_add.spv").read_bytes()
 
 
 def float_word(number: float) -> int:

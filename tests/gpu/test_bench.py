@@ -27,8 +27,8 @@ def run(device: Device, *arguments: str) -> int:
     return cli.main(["bench", "--graph", "--device", device.info.name, *arguments])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("layers, q_len", [(1, 1), (3, 1), (2, 9)])
+@pytest.mark.parametrize("dtype, layers, q_len", [
+    ("float32", 1, 1), ("float16", 1, 1), ("bfloat16", 1, 1), ("float16", 3, 1), ("float32", 2, 9)])
 def test_json_has_everything(
     device: Device, capsys: pytest.CaptureFixture[str], dtype: str, layers: int, q_len: int
 ) -> None:

@@ -57,6 +57,14 @@ def test_the_variant_follows_the_device(info: DeviceInfo, value_dim: int, expect
     assert fused.not_supported_reasons(problem, info) == []
 
 
+def test_more_keys_than_loops_allow_go_to_the_kernel_with_fewer_loops() -> None:
+    llvmpipe = device(name="llvmpipe (LLVM 15)", device_type="cpu", subgroup_size=8)
+    names = [fused.variants(dataclasses.replace(PROBLEM, max_kv_len=keys), llvmpipe)[0].name
+             for keys in (512, 8000)]
+    assert names == ["attn_fused_subgroup_f32_f32", "attn_fused_f32_f32_w64_large"]
+    assert fused.not_supported_reasons(dataclasses.replace(PROBLEM, max_kv_len=100000), llvmpipe)
+
+
 def test_a_device_without_room_is_told_so() -> None:
     (reason,) = fused.not_supported_reasons(PROBLEM, device(max_shared_memory_bytes=8192))
     assert "bytes of shared memory, the device has 8192" in reason

@@ -9,7 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from tests.shader_tree import TINY_COMP, BuildError, Tree, build, compiler, entries, errors, make, make_tiny, put, run
+from tests.shader_tree import (
+    TINY_COMP,
+    BuildError,
+    Tree,
+    build,
+    compiler,
+    entries,
+    errors,
+    make,
+    make_tiny,
+    put,
+    reflect,
+    run,
+)
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -32,6 +47,16 @@ def test_a_newer_compiler_keeps_committed_spirv(tiny: Tree, capsys: pytest.Captu
     put(tiny.root, "tiny", TINY_COMP.replace("= 1;", "= 2;"), extra='compiler = "glslangValidator >= 99.1"\n')
     assert run(tiny) == 1
     assert "(tiny): its SPIR-V is stale and it needs glslangValidator >= 99.1; here is" in capsys.readouterr().err
+
+
+def test_the_kernel_of_the_graph_tests_is_its_source() -> None:
+    """After a change: cd tests; glslangValidator -V --target-env vulkan1.1 scale_and_add.comp -o scale_and_add.spv."""
+    glslang = compiler.Glslang(ROOT)
+    compiled = glslang.compile(ROOT / "tests" / "scale_and_add.comp", [], [], "vulkan1.1")
+    committed = (ROOT / "tests" / "scale_and_add.spv").read_bytes()
+    if glslang.version() == "12.0.0":
+        assert compiled == committed
+    assert reflect.reflect(compiled) == reflect.reflect(committed), "other versions order their words differently"
 
 
 def test_missing_programs_are_named_with_the_remedy(tiny: Tree, monkeypatch, capsys) -> None:

@@ -27,6 +27,10 @@ _DEVICE_TYPES = ("other", "integrated", "discrete", "virtual", "cpu")
 #: VkSubgroupFeatureFlagBits, from the lowest bit.
 _SUBGROUP_BITS = ("basic", "vote", "arithmetic", "ballot", "shuffle", "shuffle_relative", "clustered", "quad")
 
+#: An instance that lives as long as the process. Without one the last instance to go unloads the driver, and a driver
+#: that is loaded a dozen times runs out of thread-local storage (NVIDIA 580: the 16th time no device is found).
+_KEPT: list[Any] = []
+
 _API_1_1 = 1 << 22 | 1 << 12
 _API_1_2 = 1 << 22 | 2 << 12
 _ENUMERATE_PORTABILITY = 1
@@ -171,6 +175,8 @@ def _instance(vk: Any, portability: bool) -> Iterator[Any]:
             options["flags"] = _ENUMERATE_PORTABILITY
             options["ppEnabledExtensionNames"] = ["VK_KHR_portability_enumeration"]
         instance = vk.vkCreateInstance(vk.VkInstanceCreateInfo(**options), None)
+        if not _KEPT:
+            _KEPT.append(vk.vkCreateInstance(vk.VkInstanceCreateInfo(**options), None))
     except vk.VkErrorIncompatibleDriver:
         yield None
         return

@@ -50,10 +50,10 @@ def variant_reasons(kernel: Variant, info: DeviceInfo) -> list[str]:
 
 
 def variants(problem: Problem, info: DeviceInfo) -> tuple[Variant]:
-    """Return the first candidate that the device can run, or the last one if it can run none."""
+    """Return the first candidate that the device can run on as many keys, else on fewer, else the last one."""
     all_of_them = candidates(problem, info)
-    able = (kernel for kernel, reasons in all_of_them if not reasons and not loop_reasons(kernel, problem, info))
-    return (next(able, all_of_them[-1][0]),)
+    able = [kernel for kernel, reasons in all_of_them if not reasons] or [all_of_them[-1][0]]
+    return (next((kernel for kernel in able if not loop_reasons(kernel, problem, info)), able[0]),)
 
 
 def loop_reasons(kernel: Variant, problem: Problem, info: DeviceInfo) -> list[str]:

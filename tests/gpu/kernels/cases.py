@@ -67,6 +67,22 @@ class Case:
         seen = visible(self.q_len, self.num_keys, **self.places)
         return np.repeat(seen[:, None], self.num_heads, axis=1)
 
+    def unread_keys(self) -> np.ndarray:
+        """Return which keys come before or after all that a row of the batch sees, bool ``[batch, num_keys]``."""
+        seen = self.visible().any(axis=(1, 2))
+        return np.asarray(~(np.logical_or.accumulate(seen, 1) & np.logical_or.accumulate(seen[:, ::-1], 1)[:, ::-1]))
+
+    def attended(self, mask: np.ndarray | None) -> np.ndarray:
+        """Return which keys each row gives a weight, bool ``[batch, heads, q_len, num_keys]``."""
+        if mask is None:
+            return self.visible()
+        return np.asarray(self.visible() & (mask if mask.dtype == np.bool_ else mask > -np.inf))
+
+    def unread_values(self, mask: np.ndarray | None) -> np.ndarray:
+        """Return which values no row gives a weight, bool ``[batch, num_kv_heads, num_keys]``."""
+        rows = (self.batch_size, self.num_kv_heads, self.group_size * self.q_len, self.num_keys)
+        return np.asarray(~self.attended(mask).reshape(rows).any(axis=2))
+
     def draw_mask(self, rng: np.random.Generator) -> np.ndarray | None:
         """Return the mask, NaN where it must not be read, with a closed row, closed columns and a closed tile."""
         if self.mask is None:
@@ -86,6 +102,10 @@ class Case:
             bias[..., self.max_kv_len :] = np.nan
         return bias
 
+
+#: What every variant computes again and again: four tiles of keys, and a workgroup for each of four tiles of rows.
+REPEATED = Case(batch_size=1, group_size=2, q_len=20, num_keys=260, kv_len=(256,), q_offset=(230,), window=(None, 0),
+                head_dim=20, value_dim=24, tiles_per_chunk=4)
 
 EDGES = (1, 31, 32, 33, 63, 64, 65, 127, 128, 129)
 

@@ -2,7 +2,8 @@
 
 Everything that a case does not write is `GUARD`, which is NaN in every dtype: what a kernel must not read poisons its
 result if it does, and what it must not write is compared bit for bit. A `Rig` is recorded once and replayed for every
-case, long and short ones in turn.
+case, long and short ones in turn; `Rigs` keeps one of each variant for all tests of a module, as most of the time goes
+into compiling.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import ml_dtypes  # noqa: F401 - makes NumPy know bfloat16
 import numpy as np
 
 from tests.gpu.kernels.cases import TILE_ROWS, Case
-from vkattn.dtypes import AXIS
+from vkattn.dtypes import AXIS, numpy_dtype
 from vkattn.graph.hazards import segments
 from vkattn.graph.node import Binding, Dispatch
 from vkattn.kernels import params
@@ -31,6 +32,7 @@ CHUNKS, CHUNK_VEC4S = 4, 1 << 13
 BASES = {"params_base": 5, "query_base": 6, "key_base": 10, "value_base": 2, "out_base": 14, "mask_base": 3,
          "scores_base": 7, "probs_base": 7, "lse_base": 9}
 DTYPE = {axis: dtype for dtype, axis in AXIS.items()}
+REPEATS = 200
 
 
 def variants_of(kernel: str) -> list[Variant]:
@@ -45,6 +47,7 @@ class Rig:
     def __init__(self, device: Device, variant: Variant, pushes: Sequence[Mapping[str, int]], words: Mapping[str, int],
                  groups: int = 3) -> None:
         self.device, self.variant = device, variant
+        self._before: dict[str, np.ndarray] = {}
         self._buffers = {binding.name: device.buffer(words[binding.name], "host", binding.name)
                          for binding in variant.bindings}
         bindings = tuple(Binding(buffer) for buffer in self._buffers.values())
@@ -55,7 +58,8 @@ class Rig:
 
         What is only read must not have changed.
         """
-        before = {name: np.full(buffer.num_words, GUARD, np.uint32) for name, buffer in self._buffers.items()}
+        before = self._before = {name: np.full(buffer.num_words, GUARD, np.uint32)
+                                 for name, buffer in self._buffers.items()}
         for name, pieces in inputs.items():
             for offset, words in pieces:
                 assert offset + words.size < before[name].size, f"`{name}` is too small for this case"
@@ -69,10 +73,64 @@ class Rig:
                 np.testing.assert_array_equal(after.pop(binding.name), before[binding.name])
         return after
 
+    def again(self) -> dict[str, np.ndarray]:
+        """Do what the last `run` did once more, faster: what is only read is left and not looked at."""
+        written = [binding.name for binding in self.variant.bindings if binding.writes]
+        for name in written:
+            self._buffers[name].words[...] = self._before[name]
+        self._recording.run()
+        return {name: self._buffers[name].words.copy() for name in written}
+
     def close(self) -> None:
         self._recording.close()
         for buffer in self._buffers.values():
             buffer.destroy()
+
+
+class Rigs:
+    """A rig of each variant that is asked for, with buffers of ``words``."""
+
+    def __init__(self, device: Device, words: Mapping[str, int]) -> None:
+        self.device, self._words = device, words
+        self._made: dict[str, Rig] = {}
+
+    def of(self, variant: Variant) -> Rig:
+        if variant.name not in self._made:
+            self._made[variant.name] = self.make(variant)
+        return self._made[variant.name]
+
+    def make(self, variant: Variant, groups: int = 3, chunks: int | None = None, **words: int) -> Rig:
+        """Return a rig for one test, which closes it; ``words`` stand in place of the module's."""
+        return Rig(self.device, variant, chunk_pushes(variant, chunks or CHUNKS), {**self._words, **words}, groups)
+
+    def close(self) -> None:
+        for rig in self._made.values():
+            rig.close()
+
+
+def assert_the_same_bits(rigs: Rigs, rig: Rig, inputs: Mapping[str, Sequence[tuple[int, np.ndarray]]]) -> None:
+    """Assert that every word is the same in 200 runs of a case of one chunk, and whatever the number of workgroups.
+
+    What workgroups share out does not depend on dtypes: one workgroup is tried with float32 only.
+    """
+    first = rig.run(inputs)
+    for groups in (64,) if {"f16", "bf16"} & set(rig.variant.axes.values()) else (64, 1):
+        other = rigs.make(rig.variant, groups, chunks=1)
+        assert_same_words(other.run(inputs), first)
+        for _ in range(REPEATS if groups > 1 else 0):
+            assert_same_words(other.again(), first)
+        other.close()
+
+
+def assert_same_words(got: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> None:
+    for name, words in expected.items():
+        np.testing.assert_array_equal(got[name], words, err_msg=name)
+
+
+def draw(rng: np.random.Generator, shape: tuple[int, ...], dtype: str, size: float = 2.0,
+         level: float = 0.0) -> np.ndarray:
+    """Return normal random numbers around ``level``."""
+    return (level + size * rng.standard_normal(shape, np.float32)).astype(numpy_dtype(dtype))
 
 
 def chunk_pushes(variant: Variant, chunks: int = CHUNKS) -> list[dict[str, int]]:
@@ -149,6 +207,12 @@ class Store:
             live[dead] = GUARD
         self._vec_words = 4 if dtype == "float32" else 2
 
+    @classmethod
+    def unwritten(cls, case: Case, dtype: str) -> Store:
+        """Return an output of ``case`` before it is computed, GUARD throughout."""
+        shape = (case.batch_size, case.num_heads, case.q_len, case.value_dim)
+        return cls(case, np.zeros(shape, numpy_dtype(dtype)), dtype, np.ones(shape[:3], bool))
+
     def strides(self, name: str) -> dict[str, int]:
         """Return the header words of the strides, in vecs."""
         batch, middle, inner = (stride // 4 // self._vec_words for stride in self.words.strides[:3])
@@ -204,3 +268,18 @@ def place_mask(mask: np.ndarray | None) -> list[tuple[int, np.ndarray]]:
     words = np.empty(mask_words(mask), np.uint32)
     write_mask(words, mask)
     return [(BASES["mask_base"], words)]
+
+
+def take_lse(case: Case, words: np.ndarray) -> np.ndarray | None:
+    """Return lse ``[batch, heads, q_len]``; rows must be padded to a quad with 0, and all else must be GUARD."""
+    if not case.lse:
+        assert (words == GUARD).all()
+        return None
+    padded, start = -(-case.q_len // 4) * 4, BASES["lse_base"]
+    rest = words.copy()
+    mine = rest[start : start + case.batch_size * case.num_heads * padded]
+    rows = mine.reshape(case.batch_size, case.num_heads, padded).copy()
+    mine[...] = GUARD
+    assert (rest == GUARD).all(), "written outside the rows of lse"
+    assert (rows[..., case.q_len :] == 0).all(), "the padding of lse is not 0"
+    return rows[..., : case.q_len].view(np.float32)

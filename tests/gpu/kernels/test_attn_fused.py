@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.gpu.kernels.cases import CASES, Case
-from tests.gpu.kernels.harness import BASES, DTYPE, GUARD, Rig, Store, block, chunk_pushes, place_mask, variants_of
+from tests.gpu.kernels.cases import CASES, REPEATED, Case
+from tests.gpu.kernels.harness import (
+    DTYPE,
+    Rig,
+    Rigs,
+    Store,
+    assert_the_same_bits,
+    block,
+    draw,
+    place_mask,
+    take_lse,
+    variants_of,
+)
 from vkattn import oracle
-from vkattn.dtypes import numpy_dtype
 from vkattn.kernels import fused
 from vkattn.kernels.manifest import Variant
 from vkattn.layout import row_vecs
-from vkattn.runtime.device import Device
 
 WORDS = {"params": 1 << 10, "query": 1 << 17, "key": 1 << 17, "value": 1 << 17, "mask_data": 1 << 18,
          "outputs": 1 << 17, "lse": 1 << 12}
@@ -40,22 +47,17 @@ TILES = {
 }  # fmt: skip
 
 
-def make(device: Device, variant: Variant, groups: int = 3) -> Rig:
-    return Rig(device, variant, chunk_pushes(variant), WORDS, groups)
-
-
 VARIANTS = variants_of("attn_fused") + variants_of("attn_fused_subgroup")
 
 
-@pytest.fixture(scope="module", params=VARIANTS, ids=lambda variant: variant.name)
-def rig(request: pytest.FixtureRequest, device: Device) -> Iterator[Rig]:
-    reasons = fused.variant_reasons(request.param, device.info)
-    if reasons and device.info.subgroup_size < fused.SUBGROUP_LANES and "subgroup" in request.param.name:
-        pytest.skip(f"{device.info.name}: {reasons[0]}")
+@pytest.fixture(params=VARIANTS, ids=lambda variant: variant.name)
+def rig(request: pytest.FixtureRequest, rigs: Rigs) -> Rig:
+    info = rigs.device.info
+    reasons = fused.variant_reasons(request.param, info)
+    if reasons and info.subgroup_size < fused.SUBGROUP_LANES and "subgroup" in request.param.name:
+        pytest.skip(f"{info.name}: {reasons[0]}")
     assert not reasons
-    made = make(device, request.param)
-    yield made
-    made.close()
+    return rigs.of(request.param)
 
 
 class Inputs:
@@ -64,14 +66,10 @@ class Inputs:
     def __init__(self, case: Case, variant: Variant, rng: np.random.Generator, size: float = 2.0) -> None:
         self.q_dtype, self.k_dtype = DTYPE[variant.axes["query"]], DTYPE[variant.axes["key"]]
         self.case = case
-        heads = (case.batch_size, case.num_kv_heads)
-
-        def draw(shape: tuple[int, ...], dtype: str, level: float = 0.0) -> np.ndarray:
-            return (level + size * rng.standard_normal(shape, np.float32)).astype(numpy_dtype(dtype))
-
-        self.query = draw((case.batch_size, case.num_heads, case.q_len, case.head_dim), self.q_dtype)
-        self.key = draw((*heads, case.num_keys, case.head_dim), self.k_dtype)
-        self.value = draw((*heads, case.num_keys, case.value_dim), self.k_dtype, 1.0)
+        keys = (case.batch_size, case.num_kv_heads, case.num_keys)
+        self.query = draw(rng, (case.batch_size, case.num_heads, case.q_len, case.head_dim), self.q_dtype, size)
+        self.key = draw(rng, (*keys, case.head_dim), self.k_dtype, size)
+        self.value = draw(rng, (*keys, case.value_dim), self.k_dtype, size, 1.0)
         self.mask = case.draw_mask(rng)
         self.slopes = rng.uniform(-0.1, 1, case.num_heads).astype(np.float32) if case.alibi else None
         self.sinks = (8 * rng.standard_normal(case.num_heads)).astype(np.float32) if case.sinks else None
@@ -80,34 +78,28 @@ class Inputs:
     def pack(self) -> None:
         """Put the arrays into their stores, with GUARD in keys that no row sees and values without any weight."""
         case = self.case
-        seen = np.asarray(case.visible().any(axis=(1, 2)))
-        dead_keys = ~(np.logical_or.accumulate(seen, 1) & np.logical_or.accumulate(seen[:, ::-1], 1)[:, ::-1])
-        weighed = case.visible()
-        if self.mask is not None:
-            weighed = weighed & (self.mask if self.mask.dtype == np.bool_ else self.mask > -np.inf)
-        weighed = weighed.reshape(case.batch_size, case.num_kv_heads, case.group_size * case.q_len, case.num_keys)
-        dead_values = np.asarray(~weighed.any(axis=2))
         self.stores = {"query": Store(case, self.query, self.q_dtype),
-                       "key": Store(case, self.key, self.k_dtype, dead_keys[:, None]),
-                       "value": Store(case, self.value, self.k_dtype, dead_values)}
+                       "key": Store(case, self.key, self.k_dtype, case.unread_keys()[:, None]),
+                       "value": Store(case, self.value, self.k_dtype, case.unread_values(self.mask))}
 
     @property
     def options(self) -> dict[str, Any]:
         return {"scale": np.float32(self.case.scale), "softcap": self.case.softcap, "alibi_slopes": self.slopes,
                 "mask": self.mask, "sinks": self.sinks} | self.case.places
 
+    def pieces(self) -> dict[str, Any]:
+        case, stores = self.case, self.stores
+        strides = stores["query"].strides("q") | stores["key"].strides("k") | stores["value"].strides("v")
+        params = block(case, strides | Store.unwritten(case, self.q_dtype).strides("out"), self.mask, self.slopes,
+                       self.sinks, row_vecs(case.value_dim, self.q_dtype))
+        return {"params": params, "mask_data": place_mask(self.mask), "outputs": [], "lse": []} | {
+            name: store.place(f"{name}_base") for name, store in stores.items()}
+
     def run(self, rig: Rig) -> tuple[np.ndarray, np.ndarray | None]:
         """Return out ``[batch, heads, q_len, value_dim]`` and lse, after checking that nothing else was written."""
-        case = self.case
-        shape = (case.batch_size, case.num_heads, case.q_len, case.value_dim)
-        out = Store(case, np.zeros(shape, numpy_dtype(self.q_dtype)), self.q_dtype, np.ones(shape[:3], bool))
-        stores = self.stores
-        strides = stores["query"].strides("q") | stores["key"].strides("k") | stores["value"].strides("v")
-        params = block(case, strides | out.strides("out"), self.mask, self.slopes, self.sinks,
-                       row_vecs(case.value_dim, self.q_dtype))
-        after = rig.run({"params": params, "mask_data": place_mask(self.mask), "outputs": [], "lse": []}
-                        | {name: store.place(f"{name}_base") for name, store in stores.items()})
-        return out.take(after["outputs"], "out_base"), take_lse(case, after["lse"])
+        after = rig.run(self.pieces())
+        out = Store.unwritten(self.case, self.q_dtype).take(after["outputs"], "out_base")
+        return out, take_lse(self.case, after["lse"])
 
     def check(self, results: tuple[np.ndarray, np.ndarray | None]) -> None:
         out, lse = results
@@ -115,19 +107,8 @@ class Inputs:
         assert share <= 1, f"the worst row is off by {share} of its bound"
 
 
-def take_lse(case: Case, words: np.ndarray) -> np.ndarray | None:
-    """Return lse ``[batch, heads, q_len]``; rows must be padded to a quad with 0, and the rest GUARD."""
-    padded, start = -(-case.q_len // 4) * 4, BASES["lse_base"]
-    if not case.lse:
-        assert (words == GUARD).all()
-        return None
-    rest = words.copy()
-    mine = rest[start : start + case.batch_size * case.num_heads * padded]
-    rows = mine.reshape(case.batch_size, case.num_heads, padded).copy()
-    mine[...] = GUARD
-    assert (rest == GUARD).all()
-    assert (rows[..., case.q_len :] == 0).all()
-    return rows[..., : case.q_len].view(np.float32)
+def dtypes(variant: Variant) -> tuple[str, str]:
+    return variant.axes["query"], variant.axes["key"]
 
 
 def names_for(variant: Variant) -> list[str]:
@@ -136,15 +117,15 @@ def names_for(variant: Variant) -> list[str]:
     Dtypes differ in how elements are loaded and stored only, so the edges of tiles need not be tried with each.
     VKATTN_LONG=1 runs everything.
     """
-    dtypes = (variant.axes["query"], variant.axes["key"])
-    if os.environ.get("VKATTN_LONG") == "1" or dtypes == ("f32", "f32"):
+    if os.environ.get("VKATTN_LONG") == "1" or dtypes(variant) == ("f32", "f32"):
         return [*CASES, *TILES]
     some = ["one key", "many rows", "window", "bool mask", "float mask", "sinks", "nothing live in one batch"]
-    return ["plain", "group 3", "everything", *(some if dtypes == ("f16", "f16") else ())]
+    return ["plain", "group 3", "everything", *(some if dtypes(variant) == ("f16", "f16") else ())]
 
 
-@pytest.mark.parametrize(("rig", "name"), [(variant, name) for variant in VARIANTS for name in names_for(variant)],
-                         indirect=["rig"], ids=str)
+@pytest.mark.parametrize(("rig", "name"), [
+    pytest.param(variant, name, id=f"{variant.name}-{name}") for variant in VARIANTS for name in names_for(variant)
+], indirect=["rig"])
 def test_out_and_lse(rig: Rig, rng: np.random.Generator, name: str) -> None:
     inputs = Inputs((CASES | TILES)[name], rig.variant, rng)
     inputs.check(inputs.run(rig))
@@ -193,12 +174,14 @@ def test_a_score_that_is_not_a_number_makes_its_row_nan(rig: Rig, rng: np.random
     np.testing.assert_array_equal(out[~hit], clean_out[~hit])
 
 
-def test_many_equal_weights(rig: Rig) -> None:
+@pytest.mark.parametrize("rig", [one for one in VARIANTS if dtypes(one) in {("f32", "f32"), ("f16", "f16")}],
+                         indirect=True, ids=lambda variant: variant.name)
+def test_many_equal_weights(rig: Rig, rigs: Rigs) -> None:
     """The compensated sums: 70000 keys of weight 1 whose values are equal, so that rounding errors do not cancel."""
     num_keys = 70000
     case = Case(batch_size=1, num_kv_heads=1, q_len=2, num_keys=num_keys, kv_len=(num_keys,), q_offset=(0,), head_dim=4,
                 value_dim=4, tiles_per_chunk=1)
-    wide = Rig(rig.device, rig.variant, chunk_pushes(rig.variant, 1), WORDS | {"key": 1 << 20, "value": 1 << 20})
+    wide = rigs.make(rig.variant, chunks=1, key=1 << 20, value=1 << 20)
     inputs = Inputs(case, rig.variant, np.random.default_rng(3))
     inputs.query[...] = 0
     inputs.value[...] = np.array([0.1, 0.3, -0.7, 1 / 3], np.float32).astype(inputs.value.dtype)
@@ -208,21 +191,8 @@ def test_many_equal_weights(rig: Rig) -> None:
     inputs.check(results)
 
 
-def test_the_bits_do_not_depend_on_the_number_of_workgroups_or_runs(rig: Rig, device: Device,
+def test_the_bits_do_not_depend_on_the_number_of_workgroups_or_runs(rig: Rig, rigs: Rigs,
                                                                     rng: np.random.Generator) -> None:
-    case = dataclasses.replace(CASES["everything"], q_len=30, value_dim=135)
-    inputs = Inputs(case, rig.variant, rng)
-    first = inputs.run(rig)
-    inputs.check(first)
-
-    def same(other: tuple[np.ndarray, np.ndarray | None]) -> None:
-        for got, expected in zip(other, first, strict=True):
-            assert got is not None and expected is not None
-            np.testing.assert_array_equal(got.view(np.uint8), expected.view(np.uint8))
-
-    for _ in range(50):
-        same(inputs.run(rig))
-    for groups in (1, 64):
-        other = make(device, rig.variant, groups)
-        same(inputs.run(other))
-        other.close()
+    inputs = Inputs(REPEATED, rig.variant, rng)
+    inputs.check(inputs.run(rig))
+    assert_the_same_bits(rigs, rig, inputs.pieces())

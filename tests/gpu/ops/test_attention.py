@@ -39,14 +39,14 @@ def check(device: Device, inputs: list[np.ndarray], **options: Any) -> np.ndarra
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("heads", HEADS, ids=lambda heads: f"{heads[0]}-{heads[1]}")
 @pytest.mark.parametrize("head_dim", [1, 7, 17, 80, 129, 256])
-def test_grid_of_shapes(device: Device, rng: np.random.Generator, head_dim: int, heads: tuple[int, int],
+def test_grid_of_shapes(roomy_device: Device, rng: np.random.Generator, head_dim: int, heads: tuple[int, int],
                         dtype: Any) -> None:
     for q_len in Q_LENS:
         for kv_len in KV_LENS:
-            if "SwiftShader" in device.info.name and q_len * kv_len > 100000 and heads != (9, 3):
+            if "SwiftShader" in roomy_device.info.name and q_len * kv_len > 100000 and heads != (9, 3):
                 continue  # the largest size there with one head ratio only: ten times slower than lavapipe
             causal = (None, "top_left", "bottom_right")[(q_len + kv_len) % 3]
-            check(device, arrays(rng, 1, heads, q_len, kv_len, head_dim, dtype=dtype), causal=causal)
+            check(roomy_device, arrays(rng, 1, heads, q_len, kv_len, head_dim, dtype=dtype), causal=causal)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -315,14 +315,16 @@ def test_small_score_budget_gives_the_same_bits_in_chunks(device: Device, rng: n
 @pytest.mark.slow
 def test_a_matrix_far_beyond_the_budget(device: Device, rng: np.random.Generator) -> None:
     """16 heads, L = S = 4096, D 64: 1 GiB of scores in a buffer of 64 MiB. Rows are sampled for the oracle."""
-    heads, length = (4, 2500) if "SwiftShader" in device.info.name else (16, 4096)  # SwiftShader is ten times slower
+    heads, length, budget = 16, 4096, 64 << 20
+    if "SwiftShader" in device.info.name:  # ten times slower
+        heads, length, budget = 2, 1300, 4 << 20
     inputs = arrays(rng, 1, (heads, heads), length, length, 64, size=1.0)
-    with Device(device.info.index, score_budget_bytes=64 << 20) as own:
+    with Device(device.info.index, score_budget_bytes=budget) as own:
         out, lse = vkattn.attention(*inputs, causal="top_left", return_lse=True, algorithm="three_pass", device=own)
         (plan,) = own.plans.values()
-        assert plan.scratch["scores"].size_bytes <= 64 << 20
+        assert plan.scratch["scores"].size_bytes <= budget
         assert plan.recording.num_pipelines == 3 + (0 if own.info.is_unified else 4)
-        assert plan.key.chunks >= (2 if "SwiftShader" in device.info.name else 8)
+        assert plan.key.chunks >= (4 if "SwiftShader" in device.info.name else 8)
     rows = np.unique(np.concatenate([[0, 31, 32, 33, length - 1], rng.integers(0, length, 40)]))
     for row in rows.tolist():
         one = [inputs[0][:, :, row : row + 1], inputs[1], inputs[2]]
@@ -422,7 +424,7 @@ def test_many_heads_and_batches(device: Device, rng: np.random.Generator) -> Non
 @pytest.mark.parametrize("algorithm", [*ALGORITHMS, "auto"])
 def test_many_items_by_each_algorithm(device: Device, rng: np.random.Generator, algorithm: str) -> None:
     """Llvmpipe ends an invocation's loops after 65535 rounds in all, without an error: work is cut before that."""
-    inputs = arrays(rng, 20000, (1, 1), 1, 3, 4)
+    inputs = arrays(rng, 4000 if "SwiftShader" in device.info.name else 20000, (1, 1), 1, 3, 4)
     if algorithm == "split" and "llvmpipe" in device.info.name:
         with pytest.raises(vkattn.errors.NoKernelError, match="65535 loop iterations"):
             vkattn.attention(*inputs, algorithm="split", device=device)

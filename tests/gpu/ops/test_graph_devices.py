@@ -65,7 +65,8 @@ def test_rows_in_chunks(device: Device, rng: np.random.Generator) -> None:
             builder.output("chained", builder.attention(out, key, value, algorithm="three_pass"))
             graph = builder.build()
             assert (graph.report().num_dispatches > 20) == (budget == 70000)
-            assert graph.report().scratch_bytes <= budget + 150 * 4 * 16 * 4 + 4096
+            kept = 1 if own.info.is_unified else 3  # `out`, and the device's own copies of query, key and value
+            assert graph.report().scratch_bytes <= budget + kept * 150 * 4 * 16 * 4 + 4096
             results.append([graph.run(given[tokens]) for tokens in (150, 7, 150)])
     assert_same(*results)
     for result, tokens in zip(results[0], (150, 7, 150), strict=True):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.caches import Session, small_buffers
-from tests.graphs import SCALE_AND_ADD, compile_glsl, float_word
+from tests.graphs import SCALE_AND_ADD, float_word
 from tests.tolerance import assert_matches_oracle
 from vkattn import Dim, GraphBuilder, KVCache
 from vkattn.errors import OptionError, PlanError
@@ -193,13 +193,12 @@ def test_masks_are_inputs(device: Device, rng: np.random.Generator, kind: str, s
 
 def test_a_kernel_of_ones_own(device: Device, rng: np.random.Generator, tmp_path: Path) -> None:
     """Twice between attention nodes, with other push constants; both share a pipeline."""
-    spirv = compile_glsl(SCALE_AND_ADD, tmp_path)
-    (tmp_path / "kernel.spv").write_bytes(spirv)
+    (tmp_path / "kernel.spv").write_bytes(SCALE_AND_ADD)
     n = Dim("n", max=12)
     builder = GraphBuilder(device)
     x, y = (builder.input(name, (1, 2, n, 8), "float32") for name in "xy")
-    (z,) = builder.kernel("mix", spirv, [x, y], {"z": ((1, 2, n, 8), "float32")}, push={"factor": float_word(0.5)},
-                          dims=(2, n))
+    (z,) = builder.kernel("mix", SCALE_AND_ADD, [x, y], {"z": ((1, 2, n, 8), "float32")},
+                          push={"factor": float_word(0.5)}, dims=(2, n))
     attended = builder.attention(z, x, y)
     (out,) = builder.kernel("mix_again", tmp_path / "kernel.spv", [attended, z], {"out": ((1, 2, n, 8), "float32")},
                             push={"factor": float_word(-2.0)}, dims=(2, n), groups=3)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.caches import raw_words
-from tests.graphs import SCALE_AND_ADD, compile_glsl
+from tests.graphs import SCALE_AND_ADD
 from vkattn import Dim, GraphBuilder, KVCache
 from vkattn.errors import CapacityError, ClosedError, DTypeError, NoKernelError, OptionError, PlanError, ShapeError
 from vkattn.ops.graph import Graph
@@ -134,7 +134,7 @@ def test_stale_views(device: Device) -> None:
             read()
 
 
-def test_what_the_device_cannot_do_is_refused_at_the_build_and_leaves_nothing(device: Device, tmp_path: Any) -> None:
+def test_what_the_device_cannot_do_is_refused_at_the_build_and_leaves_nothing(device: Device) -> None:
     with Device(device.info.index) as own:
         own.info = replace(own.info, max_storage_buffer_range=1 << 20)
         builder, x, _ = start(own)
@@ -146,7 +146,7 @@ def test_what_the_device_cannot_do_is_refused_at_the_build_and_leaves_nothing(de
             builder.build()
         assert own.allocation_count == 0
         builder, x, _ = start(own)
-        made = builder.kernel("big", compile_glsl(SCALE_AND_ADD, tmp_path), [x, x], {"y": ((4,), "float32")},
+        made = builder.kernel("big", SCALE_AND_ADD, [x, x], {"y": ((4,), "float32")},
                               push={f"word{i}": 0 for i in range(own.info.max_push_constants_bytes // 4)})
         builder.output("out", made[0])
         with pytest.raises(NoKernelError, match=r"big cannot run on .*bytes of push constants"):

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import vkattn
+from vkattn.caps import probe
 from vkattn.errors import CapacityError, ClosedError, DeviceError, NoKernelError, OptionError
 from vkattn.graph.hazards import segments
 from vkattn.graph.node import Binding, Dispatch
@@ -317,3 +318,12 @@ def test_threads_take_turns(device: Device) -> None:
     for thread in threads:
         thread.join()
     assert not failures
+
+
+def test_one_instance_outlives_all_devices(device: Device) -> None:
+    """Drivers that are unloaded and loaded again a dozen times are not found any more (NVIDIA)."""
+    for _ in range(3):
+        with Device(device.info.index):
+            assert len(probe._KEPT) == 1
+    vkattn.devices()
+    assert len(probe._KEPT) == 1
