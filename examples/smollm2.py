@@ -198,7 +198,8 @@ def run(args: argparse.Namespace) -> int:
         report_dispatches(attention.latest, config.num_layers)
         if args.cache in QUANTISED:
             rounded = GraphAttention(config, capacity, len(prompt), "float16", device)
-            report_float16(answer, generate(Decoder(config, weights, rounded, capacity), prompt, args.tokens, end_token))
+            decoder16 = Decoder(config, weights, rounded, capacity)
+            report_float16(answer, generate(decoder16, prompt, args.tokens, end_token))
             rounded.close()
         if held is None:
             print("Not checked against the oracle (--no-check).")

@@ -11,8 +11,8 @@ import pytest
 
 from tests.fakes import fake_device_info
 from vkattn.caps.model import DeviceInfo
-from vkattn.kernels import fused
 from vkattn.formats import QUANTISED
+from vkattn.kernels import fused
 from vkattn.kernels.manifest import load_manifest
 from vkattn.problem import Problem
 

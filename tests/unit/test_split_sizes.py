@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.fakes import fake_device_info
-from vkattn.kernels import split
 from vkattn.formats import QUANTISED
+from vkattn.kernels import split
 from vkattn.kernels.manifest import load_manifest
 from vkattn.problem import Problem
 
