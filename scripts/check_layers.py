@@ -21,7 +21,7 @@ PACKAGE = "vkattn"
 #: Lowest first; style.md's L0 to L6, where its single modules import each other cut finer, and the commands on top.
 #: The names stand below `vkattn.`; a package stands for all its modules that are not named themselves.
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"errors", "lru"}),  # L0
+    frozenset({"errors", "lru", "paths"}),  # L0
     frozenset({"dtypes"}),
     frozenset({"layout"}),
     frozenset({"formats"}),
@@ -38,18 +38,18 @@ LAYERS: tuple[frozenset[str], ...] = (
 )
 
 #: Modules of the top layers that may import each other: commands, which are programs rather than a library.
-PEERS = LAYERS[-2] | LAYERS[-1]
+PEERS = LAYERS[-2] | LAYERS[-1] | {"bench.command"}
 
 #: Module or package -> all of vkattn that it may import, whatever the layers say.
 SIDES: dict[str, frozenset[str]] = {
-    "caps.probe": frozenset({"errors", "dtypes", "layout", "caps.model"}),
+    "caps.probe": frozenset({"errors", "dtypes", "layout", "caps.model", "caps.matrices"}),
     "oracle": frozenset({"oracle", "mask", "dtypes", "layout", "errors"}),
 }
 
 #: Side -> the modules that may import it. Tests and benchmarks may too; they are not checked.
 SIDE_USERS: dict[str, frozenset[str]] = {
     "caps.probe": frozenset({"__init__", "runtime.device", "info"}),
-    "oracle": frozenset({"__init__", "oracle", "check", "demo", "bench"}),
+    "oracle": frozenset({"__init__", "oracle", "ops.selftest", "check", "demo", "bench"}),
 }
 
 #: Foreign package -> the only modules or packages that may import it.

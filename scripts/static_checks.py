@@ -12,6 +12,7 @@ CHECKS = (
     ("layers", "scripts/check_layers.py"),
     ("generated GLSL", "scripts/gen_params.py", "--check"),
     ("shaders", "scripts/build_shaders.py", "--check"),
+    ("baseline shaders", "benchmarks/decomposed/build.py", "--check"),
     ("ruff", "-m", "ruff", "check", "."),
     ("mypy", "-m", "mypy"),
 )

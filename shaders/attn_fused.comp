@@ -7,22 +7,29 @@
 //           [B, H, L, S]  5 out [B, H, L, Ev]  6 lse [B, H, L] float32, rows padded to 4 with 0, written if FLAG_LSE is
 //           set. Strides are in params.
 // Grid      any number of workgroups; each takes 64 rows x 64 (w64) or 128 (w128) elements of value_dim after another,
-//           the rows that see most keys first. 128 invocations: 16 x 8 for scores, 8 rows x 4 keys each (small: 8 x 16,
-//           4 rows x 4 keys), 2 to a row for the softmax, 16 x 8 for the output, 8 rows x 1 or 2 vecs each
+//           the rows that see most keys first. large: 256 invocations, 16 x 16 for scores, 4 rows x 4 keys each, 4 to a
+//           row for the softmax, 16 x 16 for the output, 4 rows x 1 or 2 vecs each. small: 128 invocations, 8 x 16 for
+//           scores, 2 to a row, 16 x 8 for the output. What is staged next is read while what is staged now is used
 // Push      params_base (words); chunk (of tiles_per_chunk row tiles); query_base, key_base, value_base (vecs);
 //           mask_base (words); out_base (vecs); lse_base (words)
 // Bounds    keys and values outside the tile's visible range are not read, nor are rows beyond q_len; a tile of keys
 //           that the mask closes for all rows is not read either, and one that all rows see whole reads no mask. A
 //           weight of 0 never multiplies a value that is not finite. Padding of the output's rows is written 0 (NaN in
 //           a row whose scores are not finite)
-// Requires  small: nothing beyond Vulkan 1.1. large: 29 KiB of shared memory
+// Requires  small: nothing beyond Vulkan 1.1. large: 28 KiB of shared memory, 256 invocations
 // Source    online softmax: Milakov and Gimelshein 2018; tiling: Dao et al. 2022 (arXiv 2205.14135); compensated sums:
 //           Kahan 1965
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
 
+#if defined(TILE_LARGE)
+#define THREADS 256u
+layout(local_size_x = 256) in;
+#else
+#define THREADS 128u
 layout(local_size_x = 128) in;
+#endif
 #define BLOCK_ROWS 64u
 #include "fused.glsl"
 
@@ -30,10 +37,12 @@ layout(local_size_x = 128) in;
 const uint BLOCK_COLS = 64u;  // keys of a tile
 const uint DEPTH = 8u;        // vecs of head_dim staged at a time
 const uint BLOCK_KEYS = 32u;  // keys whose values are staged at a time; halved for w128
+#define UNROLLED [[unroll]]
 #else
 const uint BLOCK_COLS = 32u;
 const uint DEPTH = 4u;
 const uint BLOCK_KEYS = 16u;
+#define UNROLLED
 #endif
 #if defined(WIDTH_W128)
 const uint OUT_VECS = 2u;  // vecs of value_dim of an invocation
@@ -42,16 +51,17 @@ const uint V_KEYS = BLOCK_KEYS / 2u;
 const uint OUT_VECS = 1u;
 const uint V_KEYS = BLOCK_KEYS;
 #endif
-const uint THREADS = 128u;
 const uint PITCH = DEPTH + 1u;  // one vec of padding keeps lanes that read neighbouring rows off each other's banks
 const uint K_STAGE = BLOCK_ROWS * PITCH;
 const uint LOAD_ROWS = THREADS / DEPTH;           // rows of Q or K that all invocations load at once
+const uint Q_LOADS = BLOCK_ROWS / LOAD_ROWS, K_LOADS = BLOCK_COLS / LOAD_ROWS;
 const uint SCORE_X = BLOCK_COLS / 4u;             // invocations across the keys, 4 keys each
 const uint SCORE_ROWS = BLOCK_ROWS * SCORE_X / THREADS;  // rows of scores of an invocation
-const uint P_PITCH = BLOCK_COLS / 4u + 2u;        // 4 rows x 2 lanes of the softmax fall on different banks
+const uint P_PITCH = BLOCK_COLS / 4u + 2u;        // rows of the softmax fall on different banks
 const uint ROW_LANES = THREADS / BLOCK_ROWS;      // invocations to a row in the softmax
 const uint ROW_VECS = BLOCK_COLS / 4u / ROW_LANES;  // vecs of scores of each
-const uint OUT_X = 16u, OUT_ROWS = 8u;            // invocations across value_dim; rows of each
+const uint OUT_X = 16u;                           // invocations across value_dim
+const uint OUT_ROWS = BLOCK_ROWS * OUT_X / THREADS;  // rows of each
 const uint BLOCK_VECS = OUT_X * OUT_VECS;
 const uint V_LOADS = V_KEYS * BLOCK_VECS / THREADS;
 
@@ -93,37 +103,54 @@ vec4 scores4(vec4 dots, uint open, ScoreRule rule, ScoreRow row, uint key) {
     return s;
 }
 
+// <a, b> + sum in four fused multiply-adds.
+float dot_add(vec4 a, vec4 b, float sum) { return fma(a.x, b.x, fma(a.y, b.y, fma(a.z, b.z, fma(a.w, b.w, sum)))); }
+
+// Where this invocation's rows of Q start, and K.
+struct Source {
+    uint query_at[Q_LOADS];
+    uint key_at, key_row;
+};
+
+// Reads this invocation's part of the vecs [d0, d0 + DEPTH) of the tile's rows and of the keys [col0, end).
+void fetch(RowTile tile, Source from, uint col0, uint end, uint d0, out vec4 q[Q_LOADS], out vec4 k[K_LOADS]) {
+    uint slot = gl_LocalInvocationIndex / DEPTH, d = d0 + gl_LocalInvocationIndex % DEPTH;
+    [[unroll]] for (uint i = 0u; i < Q_LOADS; ++i) {
+        bool live = d < head_vecs() && tile.first + slot + LOAD_ROWS * i < tile.rows;
+        q[i] = live ? read_query(from.query_at[i] + d) : vec4(0.0);
+    }
+    [[unroll]] for (uint i = 0u; i < K_LOADS; ++i) {
+        uint j = col0 + slot + LOAD_ROWS * i;
+        k[i] = d < head_vecs() && j < end ? read_key(from.key_at + j * from.key_row, d) : vec4(0.0);
+    }
+}
+
 // Stages the dot products of all rows with the keys [col0, end) in `stage`. Begins and ends between barriers.
-void stage_dots(RowTile tile, uint query_at[BLOCK_ROWS / LOAD_ROWS], uint key_at, uint key_row, uint col0, uint end,
-                uint num_vecs) {
+void stage_dots(RowTile tile, Source from, uint col0, uint end) {
     uint lane = gl_LocalInvocationIndex, slot = lane / DEPTH, depth = lane % DEPTH;
     uint x = lane % SCORE_X, y = lane / SCORE_X;
     bool busy = tile.first + SCORE_ROWS * y < tile.rows;
-    vec4 acc[SCORE_ROWS];
+    vec4 acc[SCORE_ROWS], next_q[Q_LOADS], next_k[K_LOADS];
     [[unroll]] for (uint i = 0u; i < SCORE_ROWS; ++i) acc[i] = vec4(0.0);
-    for (uint d0 = 0u; d0 < num_vecs; d0 += DEPTH) {
-        bool in_row = d0 + depth < num_vecs;
+    fetch(tile, from, col0, end, 0u, next_q, next_k);
+    for (uint d0 = 0u; d0 < head_vecs(); d0 += DEPTH) {
         barrier();
-        [[unroll]] for (uint i = 0u; i < BLOCK_ROWS / LOAD_ROWS; ++i) {
-            uint row = slot + LOAD_ROWS * i;
-            bool live = in_row && tile.first + row < tile.rows;
-            stage[row * PITCH + depth] = live ? read_query(query_at[i] + d0 + depth) : vec4(0.0);
-        }
-        [[unroll]] for (uint i = 0u; i < BLOCK_COLS / LOAD_ROWS; ++i) {
+        [[unroll]] for (uint i = 0u; i < Q_LOADS; ++i) stage[(slot + LOAD_ROWS * i) * PITCH + depth] = next_q[i];
+        [[unroll]] for (uint i = 0u; i < K_LOADS; ++i) {
             uint c = slot + LOAD_ROWS * i;  // key c lies at slot (c % 4) * SCORE_X + c / 4: lane x reads x + SCORE_X j
-            bool live = in_row && col0 + c < end;
-            stage[K_STAGE + (c % 4u * SCORE_X + c / 4u) * PITCH + depth] =
-                live ? read_key(key_at + (col0 + c) * key_row, d0 + depth) : vec4(0.0);
+            stage[K_STAGE + (c % 4u * SCORE_X + c / 4u) * PITCH + depth] = next_k[i];
         }
         barrier();
+        if (d0 + DEPTH < head_vecs()) fetch(tile, from, col0, end, d0 + DEPTH, next_q, next_k);  // while these are used
         if (busy) {
-            for (uint d = 0u; d < DEPTH; ++d) {
+            UNROLLED for (uint d = 0u; d < DEPTH; ++d) {
                 uint at = K_STAGE + x * PITCH + d;
                 vec4 k0 = stage[at], k1 = stage[at + SCORE_X * PITCH];
                 vec4 k2 = stage[at + 2u * SCORE_X * PITCH], k3 = stage[at + 3u * SCORE_X * PITCH];
                 [[unroll]] for (uint i = 0u; i < SCORE_ROWS; ++i) {
                     vec4 q = stage[(SCORE_ROWS * y + i) * PITCH + d];
-                    acc[i] += vec4(dot(q, k0), dot(q, k1), dot(q, k2), dot(q, k3));
+                    acc[i] = vec4(dot_add(q, k0, acc[i].x), dot_add(q, k1, acc[i].y), dot_add(q, k2, acc[i].z),
+                                  dot_add(q, k3, acc[i].w));
                 }
             }
         }
@@ -147,7 +174,7 @@ void weigh(inout Online online, bool plain, uint open, ScoreRule rule, ScoreRow 
     }
     row_part[lane] = new_max;
     barrier();
-    new_max = max(new_max, row_part[lane ^ 1u]);
+    [[unroll]] for (uint i = 1u; i < ROW_LANES; ++i) new_max = max(new_max, row_part[lane ^ i]);
     precise float sum = 0.0;
     for (uint i = 0u; i < ROW_VECS; ++i) {
         vec4 s = stage[at + ROW_LANES * i] * scale;
@@ -164,73 +191,14 @@ void weigh(inout Online online, bool plain, uint open, ScoreRule rule, ScoreRow 
     if (part == 0u) row_factor[lane / ROW_LANES] = factor;
 }
 
-// Stages vecs [e0, e0 + vecs) of the values of keys [key0, end), as far as there is room; `block` marks one that is not finite.
-void stage_values(uint value_at, uint value_row, uint key0, uint end, uint e0, uint vecs, uint block) {
-    [[unroll]] for (uint i = 0u; i < V_LOADS; ++i) {
-        uint at = gl_LocalInvocationIndex + THREADS * i, e = at % BLOCK_VECS, j = key0 + at / BLOCK_VECS;
-        vec4 v = j < end && e < vecs ? read_value(value_at + j * value_row, e0 + e) : vec4(0.0);
-        v_tile[at] = v;
-        if (any(not_finite(v))) dirty_stamp = block;
-    }
-}
-
-// Adds the staged keys' part of the output; j0 is their place in the tile. Both forms round alike, so that the result
-// does not depend on whether something that nobody attends is finite.
-void add_product(inout vec4 sum[OUT_ROWS * OUT_VECS], uint num_keys, uint j0, uint x, uint y) {
-    for (uint j = 0u; j < num_keys; j += 4u) {
-        vec4 v[4u * OUT_VECS];
-        [[unroll]] for (uint i = 0u; i < 4u; ++i)
-            [[unroll]] for (uint e = 0u; e < OUT_VECS; ++e)
-                v[i * OUT_VECS + e] = v_tile[(j + i) * BLOCK_VECS + OUT_X * e + x];
-        [[unroll]] for (uint i = 0u; i < OUT_ROWS; ++i) {
-            vec4 p = stage[(OUT_ROWS * y + i) * P_PITCH + (j0 + j) / 4u];
-            [[unroll]] for (uint e = 0u; e < OUT_VECS; ++e) {
-                vec4 s = sum[i * OUT_VECS + e];
-                s = fma(vec4(p.x), v[e], s);
-                s = fma(vec4(p.y), v[OUT_VECS + e], s);
-                s = fma(vec4(p.z), v[2u * OUT_VECS + e], s);
-                sum[i * OUT_VECS + e] = fma(vec4(p.w), v[3u * OUT_VECS + e], s);
-            }
-        }
-    }
-}
-
-// The same where a value is not finite (rare): a weight of 0 must not meet it.
-void add_selected(inout vec4 sum[OUT_ROWS * OUT_VECS], uint num_keys, uint j0, uint x, uint y) {
-    for (uint j = 0u; j < num_keys; ++j) {
-        [[unroll]] for (uint i = 0u; i < OUT_ROWS; ++i) {
-            float p = stage[(OUT_ROWS * y + i) * P_PITCH + (j0 + j) / 4u][j % 4u];
-            [[unroll]] for (uint e = 0u; e < OUT_VECS; ++e) {
-                vec4 s = fma(vec4(p), v_tile[j * BLOCK_VECS + OUT_X * e + x], sum[i * OUT_VECS + e]);
-                if (p != 0.0) sum[i * OUT_VECS + e] = s;
-            }
-        }
-    }
-}
-
-// acc = acc * row_factor + part, compensated by `lost`; what a factor of 0 wipes out may be infinite.
-void accumulate(inout vec4 acc[OUT_ROWS * OUT_VECS], inout vec4 lost[OUT_ROWS * OUT_VECS],
-                vec4 part[OUT_ROWS * OUT_VECS], uint y) {
-    [[unroll]] for (uint i = 0u; i < OUT_ROWS; ++i) {
-        float factor = row_factor[OUT_ROWS * y + i];
-        [[unroll]] for (uint e = 0u; e < OUT_VECS; ++e) {
-            uint n = i * OUT_VECS + e;
-            precise vec4 old = factor == 0.0 ? vec4(0.0) : acc[n] * factor;
-            precise vec4 term = part[n] - lost[n] * factor;
-            precise vec4 next = old + term;
-            precise vec4 rounded = (next - old) - term;
-            lost[n] = mix(vec4(0.0), rounded, lessThan(abs(next), vec4(3.4e38)));  // no NaN from infinities
-            acc[n] = next;
-        }
-    }
-}
+#include "fused_values.glsl"
 
 void main() {
     uint lane = gl_LocalInvocationIndex, x = lane % OUT_X, y = lane / OUT_X;
     uint first = min(push.chunk * tiles_per_chunk(), num_row_tiles());
     uint tiles = min(tiles_per_chunk(), num_row_tiles() - first);
     uint vec_tiles = (out_vecs() + BLOCK_VECS - 1u) / BLOCK_VECS;
-    uint num_vecs = head_vecs(), key_row = key_step(), value_row = value_step();
+    uint value_row = value_step();
     ScoreRule rule = score_rule();
     bool unchanged = rule.mask_kind == 0u && rule.softcap == 0.0 && (flags() & FLAG_ALIBI) == 0u;
     uint stamp = 0u;
@@ -243,10 +211,12 @@ void main() {
         uint all_end = key_end(tile.b, row_token(tile.first));
         bool busy = tile.first + OUT_ROWS * y < tile.rows && e0 + x < out_vecs();
         ScoreRow row = score_row(tile, tile.first + lane / ROW_LANES);
-        uint query_at[BLOCK_ROWS / LOAD_ROWS];
-        [[unroll]] for (uint i = 0u; i < BLOCK_ROWS / LOAD_ROWS; ++i)
-            query_at[i] = query_row(tile, tile.first + lane / DEPTH + LOAD_ROWS * i);
-        uint key_at = key_place(tile.b, tile.hk), value_at = value_place(tile.b, tile.hk);
+        Source from;
+        [[unroll]] for (uint i = 0u; i < Q_LOADS; ++i)
+            from.query_at[i] = query_row(tile, tile.first + lane / DEPTH + LOAD_ROWS * i);
+        from.key_at = key_place(tile.b, tile.hk);
+        from.key_row = key_step();
+        uint value_at = value_place(tile.b, tile.hk);
 
         Online online = Online(LOWEST, 0.0, 0.0);
         vec4 acc[OUT_ROWS * OUT_VECS], lost[OUT_ROWS * OUT_VECS];
@@ -256,15 +226,18 @@ void main() {
             ++stamp;
             uint open = open_keys(plain, rule, row, col0, lane % ROW_LANES);
             if (!tile_open(rule, open, stamp)) continue;
-            stage_dots(tile, query_at, key_at, key_row, col0, end, num_vecs);
+            stage_dots(tile, from, col0, end);
+            vec4 next_v[V_LOADS] = fetch_values(value_at, value_row, col0, end, e0, vecs);
             weigh(online, plain, open, rule, row, col0, lane);
             vec4 part[OUT_ROWS * OUT_VECS];
             [[unroll]] for (uint i = 0u; i < OUT_ROWS * OUT_VECS; ++i) part[i] = vec4(0.0);
             for (uint j0 = 0u; j0 < BLOCK_COLS && col0 + j0 < end; j0 += V_KEYS) {
                 uint block = stamp * (BLOCK_COLS / V_KEYS) + j0 / V_KEYS;
                 if (j0 > 0u) barrier();
-                stage_values(value_at, value_row, col0 + j0, end, e0, vecs, block);
+                stage_values(next_v, block);
                 barrier();
+                if (j0 + V_KEYS < BLOCK_COLS)
+                    next_v = fetch_values(value_at, value_row, col0 + j0 + V_KEYS, end, e0, vecs);
                 bool dirty = dirty_stamp == block;
                 add_product(part, only_if(busy && !dirty, V_KEYS), j0, x, y);
                 add_selected(part, only_if(busy && dirty, V_KEYS), j0, x, y);
@@ -273,7 +246,8 @@ void main() {
         }
         row_part[lane] = online.row_sum;
         barrier();
-        float row_sum = online.row_sum + row_part[lane ^ 1u];
+        float row_sum = online.row_sum;
+        [[unroll]] for (uint i = 1u; i < ROW_LANES; ++i) row_sum += row_part[lane ^ i];
         bool write_lse = e0 == 0u && (flags() & FLAG_LSE) != 0u;
         if (lane % ROW_LANES == 0u)
             row_factor[lane / ROW_LANES] =

@@ -52,8 +52,8 @@ layout(push_constant) uniform Push {
 #include "query_out.glsl"
 
 #include "params.glsl"
-layout(set = 0, binding = 1) coherent readonly buffer Probs { vec4 probs[]; };
-layout(set = 0, binding = 2) coherent readonly buffer Value { KEY value[]; };
+layout(set = 0, binding = 1) restrict readonly buffer Probs { vec4 probs[]; };
+layout(set = 0, binding = 2) restrict readonly buffer Value { KEY value[]; };
 layout(set = 0, binding = 3) coherent writeonly buffer Out { QUERY outputs[]; };
 #include "value_rows.glsl"
 #include "write_out.glsl"

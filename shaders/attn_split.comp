@@ -36,10 +36,10 @@ layout(push_constant) uniform Push {
 #define BLOCK_ROWS uint(ROWS)
 
 #include "params.glsl"
-layout(set = 0, binding = 1) coherent readonly buffer Query { QUERY query[]; };
-layout(set = 0, binding = 2) coherent readonly buffer Key { KEY key[]; };
-layout(set = 0, binding = 3) coherent readonly buffer Value { KEY value[]; };
-layout(set = 0, binding = 4) coherent readonly buffer Mask { uint mask_data[]; };
+layout(set = 0, binding = 1) restrict readonly buffer Query { QUERY query[]; };
+layout(set = 0, binding = 2) restrict readonly buffer Key { KEY key[]; };
+layout(set = 0, binding = 3) restrict readonly buffer Value { KEY value[]; };
+layout(set = 0, binding = 4) restrict readonly buffer Mask { uint mask_data[]; };
 layout(set = 0, binding = 5) coherent buffer Parts { vec4 parts[]; };
 layout(set = 0, binding = 6) coherent buffer Tickets { uint tickets[]; };
 layout(set = 0, binding = 7) coherent writeonly buffer Out { QUERY outputs[]; };

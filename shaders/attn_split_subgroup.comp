@@ -4,7 +4,8 @@
 //           acc' = acc e^(m-m') + sum_j e^(s_j-m') v_j;  out = acc / l;  lse = m + ln l
 // Bindings  0 params  1 query [B, H, L, D]  2 key [B, Hkv, S, D] quads  3 value [B, Hkv, S, Ev] quads  4 mask
 //           5 parts [item, split, ROWS, 1 + value vecs] vec4s  6 tickets [item], 0 before and after every run
-//           7 out [B, H, L, Ev]  8 lse [B, H, L]. An item is ROWS rows of one (batch, KV head)
+//           7 out [B, H, L, Ev]  8 lse [B, H, L]  9 new_key, 10 new_value: new rows, read if FLAG_APPEND is set, and
+//           written to the cache first. An item is ROWS rows of one (batch, KV head)
 // Grid      any number of workgroups of 128; each takes one (item, split) after another. LANES invocations share a key
 //           row, QUADS quads of 16 bytes each; a group of LANES takes IN_FLIGHT keys at a time, and all their bytes are
 //           on the way before the first is used. The ROWS x IN_FLIGHT scores are summed so that each invocation is
@@ -34,6 +35,8 @@ layout(push_constant) uniform Push {
     uint tickets_base;
     uint out_base;
     uint lse_base;
+    uint new_key_base;
+    uint new_value_base;
 } push;
 
 #include "key_quads.glsl"
@@ -66,15 +69,20 @@ layout(push_constant) uniform Push {
 
 #include "params.glsl"
 layout(set = 0, binding = 1) restrict readonly buffer Query { QUERY query[]; };
-layout(set = 0, binding = 2) restrict readonly buffer Key { uvec4 key[]; };
-layout(set = 0, binding = 3) restrict readonly buffer Value { uvec4 value[]; };
+layout(set = 0, binding = 2) readonly buffer Key { uvec4 key[]; };
+layout(set = 0, binding = 2) coherent writeonly buffer KeyRows { KEY_ROWS key_rows[]; };
+layout(set = 0, binding = 3) readonly buffer Value { uvec4 value[]; };
+layout(set = 0, binding = 3) coherent writeonly buffer ValueRows { KEY_ROWS value_rows[]; };
 layout(set = 0, binding = 4) restrict readonly buffer Mask { uint mask_data[]; };
 layout(set = 0, binding = 5) coherent buffer Parts { vec4 parts[]; };
 layout(set = 0, binding = 6) coherent buffer Tickets { uint tickets[]; };
 layout(set = 0, binding = 7) coherent writeonly buffer Out { QUERY outputs[]; };
 layout(set = 0, binding = 8) coherent writeonly buffer Lse { float lse[]; };
+layout(set = 0, binding = 9) restrict readonly buffer NewKey { QUERY new_key[]; };
+layout(set = 0, binding = 10) restrict readonly buffer NewValue { QUERY new_value[]; };
 #include "tiles.glsl"
 #include "score.glsl"
+#include "append.glsl"
 
 #define RUN (LANES * VECS)
 shared vec4 sums[THREADS * VECS];  // one row's acc, or two where half of it suffices: a RUN for each subgroup
@@ -283,6 +291,7 @@ void main() {
         State state = State(LOWEST, 0.0);
         vec4 acc[ROWS * VECS];
         [[unroll]] for (uint i = 0u; i < ROWS * VECS; ++i) acc[i] = vec4(0.0);
+        if ((flags() & FLAG_APPEND) != 0u) append_rows(tile, begin, end, split + 1u == num_splits());
         if (begin < end) attend(tile, begin, end, state, acc);
         barrier();
         merge_states(state);

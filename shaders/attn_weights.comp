@@ -27,9 +27,9 @@ layout(push_constant) uniform Push {
 #include "key_format.glsl"
 
 #include "params.glsl"
-layout(set = 0, binding = 1) coherent readonly buffer Query { QUERY query[]; };
-layout(set = 0, binding = 2) coherent readonly buffer Key { KEY key[]; };
-layout(set = 0, binding = 3) coherent readonly buffer Mask { uint mask_data[]; };
+layout(set = 0, binding = 1) restrict readonly buffer Query { QUERY query[]; };
+layout(set = 0, binding = 2) restrict readonly buffer Key { KEY key[]; };
+layout(set = 0, binding = 3) restrict readonly buffer Mask { uint mask_data[]; };
 layout(set = 0, binding = 4) coherent writeonly buffer Scores { vec4 scores[]; };
 #include "read_query.glsl"
 #include "key_rows.glsl"

@@ -25,7 +25,7 @@ layout(push_constant) uniform Push {
 } push;
 
 layout(std430, set = 0, binding = 0) readonly buffer Params { uint params[]; };
-layout(std430, set = 0, binding = 1) coherent readonly buffer Src { uint src[]; };
+layout(std430, set = 0, binding = 1) readonly buffer Src { uint src[]; };
 layout(std430, set = 0, binding = 2) coherent writeonly buffer Dst { uint dst[]; };
 
 void main() {

@@ -41,8 +41,8 @@ layout(push_constant) uniform Push {
 #endif
 
 #include "params.glsl"
-layout(set = 0, binding = 1) coherent readonly buffer NewKey { SOURCE new_key[]; };
-layout(set = 0, binding = 2) coherent readonly buffer NewValue { SOURCE new_value[]; };
+layout(set = 0, binding = 1) restrict readonly buffer NewKey { SOURCE new_key[]; };
+layout(set = 0, binding = 2) restrict readonly buffer NewValue { SOURCE new_value[]; };
 layout(set = 0, binding = 3) coherent writeonly buffer KeyCache { CACHE key_cache[]; };
 layout(set = 0, binding = 4) coherent writeonly buffer ValueCache { CACHE value_cache[]; };
 

@@ -28,8 +28,8 @@ layout(push_constant) uniform Push {
 #include "elements.glsl"
 #include "params.glsl"
 #include "formats.glsl"
-layout(set = 0, binding = 1) coherent readonly buffer NewKey { uint new_key[]; };
-layout(set = 0, binding = 2) coherent readonly buffer NewValue { uint new_value[]; };
+layout(set = 0, binding = 1) restrict readonly buffer NewKey { uint new_key[]; };
+layout(set = 0, binding = 2) restrict readonly buffer NewValue { uint new_value[]; };
 layout(set = 0, binding = 3) coherent writeonly buffer KeyCache { uint key_cache[]; };
 layout(set = 0, binding = 4) coherent writeonly buffer ValueCache { uint value_cache[]; };
 

@@ -17,7 +17,7 @@ layout(push_constant) uniform Push {
 } push;
 
 #include "params.glsl"
-layout(set = 0, binding = 1) coherent readonly buffer Cache { uvec4 cache[]; };
+layout(set = 0, binding = 1) restrict readonly buffer Cache { uvec4 cache[]; };
 layout(set = 0, binding = 2) coherent writeonly buffer Rows { uvec4 rows[]; };
 
 void main() {

@@ -3,7 +3,7 @@
 The suite runs once per Vulkan device. The environment says which one is meant: VKATTN_EXPECT_DEVICE is a part of its
 name ("llvmpipe", "SwiftShader"), and every test marked `gpu` fails unless the device that opens is that one, so that a
 run cannot pass on the wrong device, or by skipping. VKATTN_ANY_DEVICE=1 takes whatever opens, for a try on real
-hardware. VKATTN_LONG=1 runs many more property tests.
+hardware. VKATTN_LONG=1 runs many more property tests, VKATTN_EXAMPLES of each, and longer forms of some others.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ EXPECT = "VKATTN_EXPECT_DEVICE"
 ANY = "VKATTN_ANY_DEVICE"
 LONG = "VKATTN_LONG"
 
+os.environ["VKATTN_TUNING"] = ""  # what a user has measured is not what is tested
+
 _COMMON: dict[str, Any] = {
     "deadline": None,  # the first example of a shape may compile a pipeline
     "print_blob": True,
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
 }
 settings.register_profile("ci", derandomize=True, max_examples=30, database=None, **_COMMON)
-settings.register_profile("long", max_examples=3000, **_COMMON)
+settings.register_profile("long", max_examples=int(os.environ.get("VKATTN_EXAMPLES", "3000")), **_COMMON)
 settings.load_profile("long" if os.environ.get(LONG) == "1" else "ci")
 
 
@@ -92,6 +94,7 @@ def _gpu_needs_an_expected_device(request: pytest.FixtureRequest) -> None:
 def device(expected_device: str | None) -> Iterator[Any]:
     """Open the device under test once; its name must hold the expected part."""
     import vkattn
+    from tests import tolerance
 
     with vkattn.Device() as opened:
         if expected_device is not None and expected_device not in opened.info.name:
@@ -100,4 +103,5 @@ def device(expected_device: str | None) -> Iterator[Any]:
                 "Use scripts/test, or point VK_ICD_FILENAMES at the driver that is meant.",
                 pytrace=False,
             )
+        tolerance.matrix_units = bool(opened.info.matrix_shapes) and opened.info.device_type != "cpu"
         yield opened

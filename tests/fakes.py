@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from vkattn.caps.model import DeviceInfo, Heap
@@ -33,8 +34,15 @@ def fake_device_info(**overrides: Any) -> DeviceInfo:
         "subgroup_operations": frozenset({"basic", "vote"}),
         "heaps": (Heap(1 << 33, True), Heap(1 << 34, False)),
         "extensions": frozenset(),
+        "matrix_shapes": (),
+        "matrix_features": frozenset(),
     }
     unknown = set(overrides) - set(fields)
     if unknown:
         raise TypeError(f"DeviceInfo has no field {', '.join(sorted(unknown))}")
     return DeviceInfo(**{**fields, **overrides})
+
+
+def with_tuning(info: DeviceInfo, **changes: Any) -> DeviceInfo:
+    """Return ``info`` with some of its tuning numbers changed."""
+    return replace(info, tuning=replace(info.tuned, **changes))

@@ -21,8 +21,15 @@ from vkattn.dtypes import FLOAT_DTYPES, numpy_dtype
 EDGES = (1, 2, 3, 4, 5, 7, 15, 16, 17, 31, 32, 33, 63, 64, 65, 95, 96, 97, 127, 128, 129)
 HEAD_DIMS = (1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 31, 32, 33, 48, 63, 64, 65, 80, 96, 127, 128, 129, 192, 255, 256, 257)
 GROUPS = (1, 2, 3, 4, 5, 7, 8)
+#: Numbers of keys around the blocks of 256 and 1024 keys that kernels sum, for few query rows.
+MANY_KEYS = (255, 256, 257, 511, 513, 1023, 1024, 1025)
+#: Sizes of a key row that make four kernels of `split` by subgroup shuffles, not all of them.
+FEW_HEAD_DIMS = (8, 33, 64, 128)
 #: Multiplications of one product above which heads and batch entries are dropped, to keep an example short.
 MAX_WORK = 2**22
+#: Largest score beside sinks: these, ALiBi and a mask take it down to 85 below the sink at most, and e^-87 is the
+#: least normal float32.
+MAX_PEAK_WITH_SINKS = 20.0
 #: Below this, random signs could cancel in a whole row, whose relative error would then mean nothing.
 MIN_DIM_OF_FREE_SIGNS = 8
 
@@ -61,9 +68,14 @@ head_dims = st.one_of(st.sampled_from(HEAD_DIMS), st.integers(1, 257))
 
 
 @st.composite
-def sizes(draw: st.DrawFn) -> dict[str, int]:
-    """Draw batch_size, num_heads, num_kv_heads, q_len, num_keys, head_dim and value_dim."""
-    q_len, num_keys = draw(lengths), draw(lengths)
+def sizes(draw: st.DrawFn, is_short: bool = False) -> dict[str, int]:
+    """Draw batch_size, num_heads, num_kv_heads, q_len, num_keys, head_dim and value_dim.
+
+    Half of them, or all if ``is_short``, have the few query rows and maybe the many keys of decoding.
+    """
+    is_short = is_short or draw(st.booleans())
+    q_len = draw(st.integers(1, 8) if is_short else lengths)
+    num_keys = draw(st.one_of(lengths, st.sampled_from(MANY_KEYS)) if is_short else lengths)
     if one_in(draw, 20):
         num_keys = 0
     head_dim = draw(head_dims)
@@ -162,12 +174,18 @@ THEMES = {
 
 
 @st.composite
-def cases(draw: st.DrawFn, theme: str = "everything") -> Case:
-    """Draw a whole call of attention with the options of one of THEMES."""
+def cases(draw: st.DrawFn, theme: str = "everything", few_kernels: bool = False,
+          dtypes: tuple[str, ...] = FLOAT_DTYPES) -> Case:
+    """Draw a whole call of attention with the options of one of THEMES, and with ``dtypes`` among these.
+
+    ``few_kernels`` keeps to short queries, float16 and sizes that few kernels of `split` serve.
+    """
     kinds = THEMES[theme]
-    size = draw(sizes())
-    dtype = draw(st.sampled_from(FLOAT_DTYPES))
-    kv_dtype = draw(st.sampled_from(FLOAT_DTYPES)) if dtype == "float32" else dtype
+    size = draw(sizes(is_short=few_kernels))
+    if few_kernels:
+        size["head_dim"] = size["value_dim"] = draw(st.sampled_from(FEW_HEAD_DIMS))
+    dtype = "float16" if few_kernels else draw(st.sampled_from(dtypes))
+    kv_dtype = draw(st.sampled_from(dtypes)) if dtype == "float32" else dtype
     layout = draw(st.sampled_from(["bhsd", "bshd"]))
     seed = draw(st.integers(0, 2**32 - 1))
     rng = np.random.default_rng(seed)
@@ -187,6 +205,8 @@ def cases(draw: st.DrawFn, theme: str = "everything") -> Case:
         options["scale"] = _scale_for(query, key, peak or 10.0)
     if "score" in kinds:
         options |= draw(_score_options(size, options, rng))
+        if "sinks" in options and abs(peak or 0) > MAX_PEAK_WITH_SINKS:  # a row that the sink dwarfs is below float32
+            options["scale"] = _scale_for(query, key, np.copysign(MAX_PEAK_WITH_SINKS, peak))
 
     clean = (query, key, value)
     poison = choices["poison"] = draw(st.sampled_from([np.nan, np.inf, -np.inf]))
@@ -231,7 +251,7 @@ def _score_options(
     if one_in(draw, 3):
         drawn["softcap"] = draw(st.sampled_from([0.5, 5.0, 30.0]))
     if one_in(draw, 3):
-        drawn["sinks"] = rng.normal(scale=5, size=size["num_heads"]).astype(np.float32)
+        drawn["sinks"] = np.clip(rng.normal(scale=5, size=size["num_heads"]), -8, 8).astype(np.float32)
     if one_in(draw, 3):
         if "causal" not in options and "q_offset" not in options:
             drawn["q_offset"] = draw(st.sampled_from([0, size["num_keys"] - size["q_len"], 3]))

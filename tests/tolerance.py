@@ -11,7 +11,11 @@ from vkattn import oracle
 from vkattn.layout import split_shape
 from vkattn.oracle.tolerance import cancellation, lse_bounds, row_bounds, row_errors, shares
 
-__all__ = ["assert_close", "assert_lse_close", "assert_matches_oracle", "row_bounds"]
+#: Whether "auto" may multiply halves on matrix units here, which the tolerance allows 1e-3 for. The fixture `device`
+#: says so of a device that has them and is no CPU.
+matrix_units = False
+
+__all__ = ["Expected", "assert_close", "assert_lse_close", "assert_matches_oracle", "row_bounds"]
 
 
 def assert_close(
@@ -20,7 +24,7 @@ def assert_close(
     magnitude: Any,
     *,
     layout: str = "bhsd",
-    coopmat: bool = False,
+    coopmat: bool | None = None,
     label: str = "out",
     terms: Callable[[], np.ndarray] | None = None,
 ) -> float:
@@ -31,6 +35,7 @@ def assert_close(
     actual : float32, float16 or bfloat16, 4-D in ``layout``; the output under test. Its dtype sets the rounding.
     expected : float64, 4-D in ``layout``; the oracle's output for the same inputs.
     magnitude : float64, shape ``[batch, heads, q_len]``; `oracle.magnitude` for the same inputs.
+    coopmat : whether matrix units multiplied halves; None if they may have, as `matrix_units` and the dtype say.
     terms : returns the oracle's output for absolute values, 4-D in ``layout``; called if a row misses the first bound.
 
     A row that the oracle gives as exactly 0 must be exactly 0. Anything that is not finite fails.
@@ -43,6 +48,8 @@ def assert_close(
         got, wanted = got.transpose(0, 2, 1, 3), wanted.transpose(0, 2, 1, 3)
     assert np.isfinite(wanted).all(), f"the oracle's {label} is not finite: the test's inputs are wrong"
     size = np.asarray(magnitude, np.float64)
+    if coopmat is None:
+        coopmat = matrix_units and dtype != "float32"
     bound = row_bounds(wanted, size, dtype, coopmat=coopmat)
     error = row_errors(got, wanted)
     if terms is not None and (error > bound).any():
@@ -67,26 +74,40 @@ def assert_lse_close(actual: Any, expected: Any, magnitude: Any) -> float:
     return _judge(error, bound, "lse", lambda row: f"got {got[row]}, oracle {wanted[row]}, m {size[row]:.4g}")
 
 
+class Expected:
+    """What the oracle says to one call, computed once, for all that is to be compared with it."""
+
+    def __init__(self, query: Any, key: Any, value: Any, **options: Any) -> None:
+        self._arrays, self._options = (query, key, value), options
+        self._layout = options.get("layout", "bhsd")
+        self._dtype = np.asarray(query).dtype
+        self.out, self.lse = oracle.attention(query, key, value, return_lse=True, **options)
+        self._size = oracle.magnitude(
+            query, key, **{name: given for name, given in options.items() if name != "sinks"})
+
+    def check(self, actual: Any, lse: Any = None, *, coopmat: bool | None = None) -> float:
+        """Assert that ``actual`` (and ``lse``, if given) is the oracle's; return the worst share of a bound."""
+        assert np.asarray(actual).dtype == self._dtype, "the output's dtype is not the query's"
+        share = assert_close(actual, self.out, self._size, layout=self._layout, coopmat=coopmat, terms=self._terms)
+        if lse is not None:
+            batch, heads, tokens, _ = split_shape(np.shape(self._arrays[0]), self._layout)
+            assert np.shape(lse) == (batch, heads, tokens), f"lse has shape {np.shape(lse)}"
+            assert_lse_close(lse, self.lse, self._size)
+        return share
+
+    def _terms(self) -> np.ndarray:
+        query, key, value = self._arrays
+        return oracle.attention(query, key, np.abs(np.asarray(value)), **self._options)
+
+
 def assert_matches_oracle(
-    actual: Any, query: Any, key: Any, value: Any, *, lse: Any = None, coopmat: bool = False, **options: Any
+    actual: Any, query: Any, key: Any, value: Any, *, lse: Any = None, coopmat: bool | None = None, **options: Any
 ) -> float:
     """Assert that ``actual`` (and ``lse``, if given) is `oracle.attention` of these arrays and options.
 
     Return the largest error of the output as a share of its bound.
     """
-    layout = options.get("layout", "bhsd")
-    expected, expected_lse = oracle.attention(query, key, value, return_lse=True, **options)
-    size = oracle.magnitude(query, key, **{name: given for name, given in options.items() if name != "sinks"})
-    assert np.asarray(actual).dtype == np.asarray(query).dtype, "the output's dtype is not the query's"
-    share = assert_close(
-        actual, expected, size, layout=layout, coopmat=coopmat,
-        terms=lambda: oracle.attention(query, key, np.abs(np.asarray(value)), **options),
-    )  # fmt: skip
-    if lse is not None:
-        batch, heads, tokens, _ = split_shape(np.shape(query), layout)
-        assert np.shape(lse) == (batch, heads, tokens), f"lse has shape {np.shape(lse)}"
-        assert_lse_close(lse, expected_lse, size)
-    return share
+    return Expected(query, key, value, **options).check(actual, lse, coopmat=coopmat)
 
 
 def _judge(error: np.ndarray, bound: np.ndarray, what: str, describe: Any) -> float:

@@ -19,16 +19,18 @@ import numpy as np
 
 from . import oracle
 from .cache.kv_cache import KVCache
-from .dispatch import PRIORITY
+from .dispatch import MATRIX_ALGORITHMS, PRIORITY, is_for
 from .dtypes import AXIS, FLOAT_DTYPES, numpy_dtype
 from .errors import DeviceError, VkattnError
 from .formats import QUANTISED, QuantisedRows
 from .graph.hazards import segments
 from .graph.node import Binding, Dispatch
+from .kernels import matrix
 from .kernels.manifest import load_manifest, variant
 from .kernels.params import COUNT_IS_PUSHED
 from .kernels.support import device_reasons
 from .ops.attention import attention, compute
+from .ops.selftest import settle
 from .runtime.device import Device
 from .validate import Call, attention_call
 
@@ -87,6 +89,9 @@ def check_attention(device: Device, results: dict[str, Result]) -> None:
                       for size, dtype in zip(sizes, (query_dtype, key_dtype, key_dtype), strict=True)]
             problem = attention_call(*arrays, **options).problem
             for module in PRIORITY:
+                if not is_for(module, device.info, "auto"):
+                    continue
+                settle(device, problem, module.NAME)
                 if module.not_supported_reasons(problem, device.info):
                     continue
                 run = _attend(device, arrays, module.NAME, options)
@@ -150,7 +155,8 @@ def _attend(device: Device, arrays: list[np.ndarray], algorithm: str, options: d
             out, lse = attention(*arrays, return_lse=True, algorithm=algorithm, device=device, **options)
             again = attention(*arrays, algorithm=algorithm, device=device, **options)
             same = np.array_equal(out.astype(np.float32), again.astype(np.float32))
-            known.append(oracle.worst_share(out, *arrays, lse=lse, **options) if same else np.inf)
+            known.append(oracle.worst_share(out, *arrays, lse=lse, coopmat=algorithm in MATRIX_ALGORITHMS, **options)
+                         if same else np.inf)
         return known[0]
 
     return run
@@ -242,12 +248,14 @@ def check_device(device: Device) -> dict[str, Result]:
     check_attention(device, results)
     check_quantised(device, results)
     for name, result in results.items():
-        reasons = device_reasons(load_manifest()[name], device.info)
+        kernel = load_manifest()[name]
+        reasons = (matrix.use_reasons if kernel.kernel in matrix.FEATURES else device_reasons)(kernel, device.info)
         if reasons:
             result.problem, result.cases = f"not supported here: {'; '.join(reasons)}", -1
         elif not result.cases and not result.problem:
             bf16 = "bf16" in name and ("bfloat16", "bfloat16") not in dtype_mixtures()
             result.problem = ("not checked: needs the package ml_dtypes" if bf16 else
+                              "no attention: used by vkattn bench only" if name.startswith("roofline_") else
                               "not chosen on this device: another variant does the same work here")
             result.cases = -1
     return results

@@ -1,4 +1,4 @@
-"""The command line: `vkattn setup | info | check | bench | demo` (also `python -m vkattn ...`).
+"""The command line: `vkattn setup | info | check | bench | tune | demo` (also `python -m vkattn ...`).
 
 Only the arguments are here. Each command imports its module when it is run, so that `vkattn setup` works before kp
 is there and `vkattn --help` costs nothing.
@@ -38,8 +38,19 @@ def _heads(text: str) -> tuple[int, int]:
 
 
 def _add_bench(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--graph", action="store_true", help="a decode step: append to a KV cache, then attend")
     _add_device(parser)
+    parser.add_argument("--quick", action="store_true", help="a few small problems: what software devices get anyway")
+    parser.add_argument("--sets", nargs="+", metavar="SET", help="sets of problems of bench/grid.toml, in turn")
+    parser.add_argument("--algorithms", nargs="+", metavar="NAME", help="names, auto or all (default: as the set says)")
+    parser.add_argument("--peers", nargs="+", metavar="NAME", help="others to ask, or none (default: all there are)")
+    parser.add_argument("--budget", type=float, default=300.0, metavar="SECONDS",
+                        help="begin no problem after so long (default 300)")
+    parser.add_argument("--out", metavar="FILE", help="write the results as JSON to a file as well")
+    parser.add_argument("--plot", metavar="FILE", help="draw time against length (needs matplotlib)")
+    parser.add_argument("--results", metavar="FILE", help="with --plot: draw these results, and measure nothing")
+    parser.add_argument("--compare", nargs=2, metavar=("BEFORE", "AFTER"), help="compare two results of --out")
+    parser.add_argument("--graph", action="store_true",
+                        help="instead, one decode step dispatch by dispatch: append to a KV cache, then attend")
     parser.add_argument("--heads", type=_heads, default=(24, 8), metavar="Q/KV", help="heads (default 24/8)")
     for name, default, meaning in (
         ("--head-dim", 128, "elements of a query, key or value row"), ("--capacity", 4096, "tokens the cache can hold"),
@@ -73,9 +84,15 @@ def build_parser() -> argparse.ArgumentParser:
     check.add_argument("--json", action="store_true", help="print it as JSON")
     check.set_defaults(module="check")
 
-    bench = commands.add_parser("bench", help="time a decode step on a device, dispatch by dispatch")
+    bench = commands.add_parser("bench", help="time a grid of problems, beside the device's limits and others")
     _add_bench(bench)
-    bench.set_defaults(module="bench")
+    bench.set_defaults(module="bench.command")
+
+    tune = commands.add_parser("tune", help="measure the numbers that kernels choose their sizes by, and keep them")
+    _add_device(tune)
+    tune.add_argument("--dry-run", action="store_true", help="measure and print, but write nothing")
+    tune.add_argument("--quick", action="store_true", help="shorter problems")
+    tune.set_defaults(module="bench.tune")
 
     demo = commands.add_parser("demo", help="compute one small attention on a device and compare it with the oracle")
     _add_device(demo)

@@ -6,17 +6,23 @@ from types import ModuleType
 
 from .caps.model import DeviceInfo
 from .errors import NoKernelError, OptionError
-from .kernels import fused, split, three_pass
+from .kernels import coopmat, coopmat2, fused, split, three_pass
 from .problem import Problem
 
-#: In order of preference; each module has NAME and not_supported_reasons(problem, info).
+#: In order of preference; each module has NAME and not_supported_reasons(problem, info). ONLY_BY_NAME_ON holds the
+#: device types on which "auto" passes it over.
 PRIORITY: tuple[ModuleType, ...] = (
     split,  # few query rows: reads keys and values once, fills the device
+    coopmat2,  # half precision on matrix units, softmax by row reductions
+    coopmat,  # half precision on matrix units
     fused,  # any size; scores never leave a workgroup
     three_pass,  # any size; moves the score matrix through memory
 )
 
 ALGORITHMS = tuple(module.NAME for module in PRIORITY)
+
+#: Those that take half precision only, and only where a self-test passed.
+MATRIX_ALGORITHMS = (coopmat2.NAME, coopmat.NAME)
 
 
 def choose(problem: Problem, info: DeviceInfo, algorithm: str = "auto") -> ModuleType:
@@ -35,10 +41,18 @@ def choose(problem: Problem, info: DeviceInfo, algorithm: str = "auto") -> Modul
     for module in PRIORITY:
         if algorithm in ("auto", module.NAME):
             reasons = module.not_supported_reasons(problem, info)
-            if not reasons:
+            if not reasons and is_for(module, info, algorithm):
                 return module
+            reasons = reasons or [f"on a {info.device_type} device only if asked for by name"]
             failures.append(f"  {module.NAME}: {'; '.join(reasons)}")
     raise NoKernelError(f'No kernel supports {problem} on "{info.name}":\n' + "\n".join(failures))
+
+
+def is_for(module: ModuleType, info: DeviceInfo, algorithm: str) -> bool:
+    """Whether ``algorithm`` may mean ``module`` on the device at all."""
+    if algorithm != "auto":
+        return bool(algorithm == module.NAME)
+    return info.device_type not in getattr(module, "ONLY_BY_NAME_ON", ())
 
 
 def by_name(name: str) -> ModuleType:

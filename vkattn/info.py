@@ -21,15 +21,18 @@ import numpy as np
 from . import __version__
 from .caps.model import DeviceInfo
 from .caps.probe import devices, select_device
+from .caps.tuning import tuning_for
 from .errors import DeviceError
+from .kernels import matrix
 from .kernels.manifest import load_manifest
 from .kernels.support import device_reasons
-from .setup_kompute import cache_dir
+from .paths import cache_dir
 
 #: Variables that change what vkattn or the Vulkan loader does.
 VARIABLES = (
     "VKATTN_DEVICE",
     "VKATTN_BOUNDARY",
+    "VKATTN_TUNING",
     "VKATTN_CACHE",
     "VK_ICD_FILENAMES",
     "VK_DRIVER_FILES",
@@ -109,11 +112,13 @@ def _device(info: DeviceInfo) -> dict[str, Any]:
     for variant in load_manifest().values():
         entry = kernels.setdefault(variant.kernel, {"variants": 0, "unsupported": {}})
         entry["variants"] += 1
-        reasons = device_reasons(variant, info)
+        reasons = matrix.use_reasons(variant, info) if variant.kernel in matrix.FEATURES else (
+            device_reasons(variant, info))
         if reasons:
             entry["unsupported"][variant.name] = reasons
     fields = dataclasses.asdict(info)
-    fields |= {name: sorted(fields[name]) for name in ("subgroup_operations", "extensions")}
+    fields |= {name: sorted(fields[name]) for name in ("subgroup_operations", "extensions", "matrix_features")}
+    fields["tuning"] = dataclasses.asdict(tuning_for(info.device_type, info.name))
     return {**fields, "tiers": tiers(info), "kernels": dict(sorted(kernels.items()))}
 
 
@@ -162,6 +167,7 @@ def _device_text(device: dict[str, Any], is_default: bool) -> list[str]:
         "shared": f"{_bytes(device['max_shared_memory_bytes'])}; {device['max_push_constants_bytes']} bytes of push "
         "constants",
         "subgroup": f"{device['subgroup_size']} invocations; {', '.join(device['subgroup_operations']) or 'none'}",
+        "matrices": _matrices(device["matrix_shapes"], device["matrix_features"]),
         "timestamps": f"{device['timestamp_period_ns']:g} ns a tick, {device['timestamp_valid_bits']} bits",
     }
     lines += [f"  {name:<11}{text}" for name, text in rows.items()]
@@ -170,6 +176,13 @@ def _device_text(device: dict[str, Any], is_default: bool) -> list[str]:
     for kernel, entry in device["kernels"].items():
         lines += _kernel_text(kernel, entry, width)
     return lines
+
+
+def _matrices(shapes: list[dict[str, Any]], features: list[str]) -> str:
+    """Return the shapes of float operands that matrix units multiply, and what VK_NV_cooperative_matrix2 adds."""
+    texts = [f"{shape['m']} x {shape['n']} x {shape['k']} {shape['operand']} to {shape['result']}"
+             for shape in shapes if "other" not in (shape["operand"], shape["result"])]
+    return ", ".join(texts) + (f"; {', '.join(features)}" if features else "") if texts else "none"
 
 
 def _kernel_text(kernel: str, entry: dict[str, Any], width: int) -> list[str]:

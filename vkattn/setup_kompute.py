@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import _kompute_recipe as recipe
+from .paths import cache_dir
 
 BUILD_LOG_LINES = 25  # of a failed command's output that are printed; the rest stays in the log
 
@@ -45,14 +46,6 @@ class Tool:
 def say(message: str) -> None:
     """Print one step, at once."""
     print(f"[vkattn setup] {message}", flush=True)
-
-
-def cache_dir(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder for what vkattn keeps between runs: $VKATTN_CACHE, or vkattn/ in the user's cache folder."""
-    if environ.get("VKATTN_CACHE"):
-        return Path(environ["VKATTN_CACHE"])
-    base = environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "vkattn"
 
 
 def system_tag() -> str:

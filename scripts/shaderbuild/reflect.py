@@ -107,8 +107,10 @@ def _bindings(module: Module) -> list[dict[str, Any]]:
             "coherent": _has(module, variable, block, COHERENT),
         }
         other = merged.setdefault(binding, item)
-        if other["coherent"] != item["coherent"]:
+        if other["writes"] == writes and other["coherent"] != item["coherent"]:
             raise BuildError(f"binding {binding} is declared coherent in one view and not in another")
+        if writes:  # whether what is written is coherent; views that only read may do without
+            other["coherent"] = item["coherent"]
         other["reads"], other["writes"] = other["reads"] or reads, other["writes"] or writes
     return [
         {

@@ -21,7 +21,7 @@ OWN_MODE = {
 #: tests take long and show it nothing that the others do not. They run without it in scripts/test.
 LONG = {
     "tests/gpu/kernels/": "one dispatch each, so nothing to order; test_check.py reaches every variant",
-    "tests/gpu/test_races.py": "the same recordings again and again; test_check.py reaches every variant",
+    "test_races.py": "the same recordings again and again; test_check.py reaches every variant",
     "test_onnx_attention.py": "other values for recordings that test_attention.py makes too",
     "test_torch_peer.py": "other values for recordings that test_attention.py makes too",
     "test_grid_of_shapes[": "576 shapes, one after another",

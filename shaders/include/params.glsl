@@ -52,6 +52,7 @@ uint mask_words() { return params[push.params_base + 44u]; }
 uint formats() { return params[push.params_base + 45u]; }
 
 const uint FLAG_ALIBI = 4u;
+const uint FLAG_APPEND = 32u;
 const uint FLAG_LSE = 16u;
 const uint FLAG_MASK_BITS = 1u;
 const uint FLAG_MASK_FLOAT = 2u;

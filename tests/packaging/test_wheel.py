@@ -60,7 +60,13 @@ def test_holds_nothing_else(wheel: zipfile.ZipFile) -> None:
     tops = {name.split("/")[0].split("-")[0] for name in wheel.namelist()}
     assert tops == {"vkattn"}
     suffixes = {Path(name).suffix for name in wheel.namelist() if name.startswith("vkattn/")}
-    assert suffixes == {".py", ".spv", ".json", ".typed"}
+    assert suffixes == {".py", ".spv", ".json", ".toml", ".typed"}
+
+
+def test_holds_the_numbers_and_problems_that_are_data(wheel: zipfile.ZipFile) -> None:
+    data = [*(ROOT / "vkattn" / "_tuning").glob("*.toml"), ROOT / "vkattn" / "bench" / "grid.toml"]
+    assert len(data) == 6
+    assert {path.relative_to(ROOT).as_posix() for path in data} <= set(wheel.namelist())
 
 
 def test_is_pure_python(dist: Path) -> None:

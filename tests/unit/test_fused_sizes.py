@@ -22,7 +22,9 @@ SUBGROUP = frozenset({"basic", "vote", "arithmetic", "ballot"})
 
 
 def device(**changes: object) -> DeviceInfo:
-    return fake_device_info(**({"max_shared_memory_bytes": 32768, "subgroup_operations": SUBGROUP} | changes))
+    able = {"max_shared_memory_bytes": 32768, "subgroup_operations": SUBGROUP, "max_workgroup_invocations": 256,
+            "max_workgroup_size": (256, 256, 64)}
+    return fake_device_info(**(able | changes))
 
 
 def number(pattern: str, file: str) -> int:
@@ -46,9 +48,10 @@ def test_tiles_are_those_of_the_shaders() -> None:
     (device(device_type="discrete"), 64, "attn_fused_f32_f32_w64_large"),
     (device(device_type="discrete"), 65, "attn_fused_f32_f32_w128_large"),
     (device(device_type="integrated", max_shared_memory_bytes=16384), 65, "attn_fused_f32_f32_w64_small"),
+    (device(device_type="integrated", max_workgroup_invocations=128), 65, "attn_fused_f32_f32_w64_small"),
     (device(device_type="cpu", subgroup_size=8), 65, "attn_fused_subgroup_f32_f32"),
-    (device(device_type="cpu", subgroup_size=4), 64, "attn_fused_f32_f32_w64_large"),
-    (device(device_type="cpu", subgroup_operations=frozenset()), 64, "attn_fused_f32_f32_w64_large"),
+    (device(device_type="cpu", subgroup_size=4), 64, "attn_fused_f32_f32_w64_small"),
+    (device(device_type="cpu", subgroup_operations=frozenset()), 64, "attn_fused_f32_f32_w64_small"),
 ])
 def test_the_variant_follows_the_device(info: DeviceInfo, value_dim: int, expected: str) -> None:
     problem = dataclasses.replace(PROBLEM, value_dim=value_dim)
@@ -61,7 +64,7 @@ def test_more_keys_than_loops_allow_go_to_the_kernel_with_fewer_loops() -> None:
     llvmpipe = device(name="llvmpipe (LLVM 15)", device_type="cpu", subgroup_size=8)
     names = [fused.variants(dataclasses.replace(PROBLEM, max_kv_len=keys), llvmpipe)[0].name
              for keys in (512, 8000)]
-    assert names == ["attn_fused_subgroup_f32_f32", "attn_fused_f32_f32_w64_large"]
+    assert names == ["attn_fused_subgroup_f32_f32", "attn_fused_f32_f32_w64_small"]
     assert fused.not_supported_reasons(dataclasses.replace(PROBLEM, max_kv_len=100000), llvmpipe)
 
 

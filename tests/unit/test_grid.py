@@ -8,7 +8,7 @@ import pytest
 
 from tests.fakes import fake_device_info
 from vkattn.kernels import fused, split, three_pass
-from vkattn.kernels.grid import GROUPS, LLVMPIPE_ITERATIONS, items_that_fit, iteration_limit, num_groups
+from vkattn.kernels.grid import LLVMPIPE_ITERATIONS, items_that_fit, iteration_limit, num_groups
 from vkattn.problem import Problem
 
 LLVMPIPE = fake_device_info(name="llvmpipe (LLVM 15.0.6, 256 bits)", device_type="cpu", subgroup_size=8,
@@ -25,7 +25,7 @@ def test_only_llvmpipe_has_a_limit() -> None:
 
 
 def test_items_that_fit() -> None:
-    assert items_that_fit(LLVMPIPE_ITERATIONS, LLVMPIPE) == num_groups(LLVMPIPE) == GROUPS["cpu"]
+    assert items_that_fit(LLVMPIPE_ITERATIONS, LLVMPIPE) == num_groups(LLVMPIPE) == LLVMPIPE.tuned.grid_groups
     assert items_that_fit(LLVMPIPE_ITERATIONS + 1, LLVMPIPE) == 0
 
 

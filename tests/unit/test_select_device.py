@@ -200,7 +200,7 @@ def test_a_driver_that_does_not_answer(monkeypatch, create, enumerate_, extensio
     fake = FakeVulkan(create, enumerate_, extensions)
     monkeypatch.setitem(sys.modules, "vulkan", fake)
     monkeypatch.setattr(probe, "_KEPT", [])
-    monkeypatch.setattr(probe, "_device_info", lambda vk, index, handle: fake_device_info(name="Apple M9"))
+    monkeypatch.setattr(probe, "_device_info", lambda vk, instance, index, handle: fake_device_info(name="Apple M9"))
     with pytest.raises(DeviceError) as caught:
         probe.devices()
     assert message in str(caught.value)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from .tuning import Tuning, default_tuning
+
 
 @dataclass(frozen=True)
 class Heap:
@@ -14,6 +16,20 @@ class Heap:
 
 
 @dataclass(frozen=True)
+class MatrixShape:
+    """One cooperative multiplication: ``m x k`` times ``k x n`` of ``operand``, summed in ``result``, by a subgroup.
+
+    The types are "float16", "bfloat16", "float32", or "other".
+    """
+
+    m: int
+    n: int
+    k: int
+    operand: str
+    result: str
+
+
+@dataclass(frozen=True)
 class DeviceInfo:
     """One physical device: identity, limits and abilities.
 
@@ -21,6 +37,10 @@ class DeviceInfo:
     ``device_type`` is "discrete", "integrated", "virtual", "cpu" or "other".
     ``subgroup_operations`` holds names such as "basic", "vote", "arithmetic", "ballot", "shuffle",
     "shuffle_relative", "clustered", "quad"; it is empty when compute shaders have no subgroup operations.
+    ``tuning`` is set when the device is opened; None stands for the defaults of its type.
+    ``matrix_shapes`` are those of VK_KHR_cooperative_matrix at subgroup scope; ``matrix_features`` those of
+    VK_NV_cooperative_matrix2 that the device reports: "workgroup_scope", "flexible_dimensions", "reductions",
+    "conversions", "per_element", "tensor_addressing", "block_loads".
     """
 
     index: int
@@ -46,6 +66,14 @@ class DeviceInfo:
     subgroup_operations: frozenset[str]
     heaps: tuple[Heap, ...]
     extensions: frozenset[str] = field(repr=False)
+    matrix_shapes: tuple[MatrixShape, ...] = ()
+    matrix_features: frozenset[str] = frozenset()
+    tuning: Tuning | None = field(default=None, repr=False)
+
+    @property
+    def tuned(self) -> Tuning:
+        """The numbers that kernels choose their sizes by: `tuning`, or those of the package for this type."""
+        return default_tuning(self.device_type) if self.tuning is None else self.tuning
 
     @property
     def is_unified(self) -> bool:

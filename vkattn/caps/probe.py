@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..errors import DeviceError, OptionError
+from .matrices import matrix_features, matrix_shapes
 from .model import DeviceInfo, Heap
 
 #: Environment variable that chooses a device where the caller does not: an index or part of a name.
@@ -156,7 +157,7 @@ def _enumerate(vk: Any, portability: bool) -> list[DeviceInfo]:
         except vk.VkErrorInitializationFailed:
             return []
         try:
-            return [_device_info(vk, index, handle) for index, handle in enumerate(handles)]
+            return [_device_info(vk, instance, index, handle) for index, handle in enumerate(handles)]
         except (vk.VkError, vk.VkException) as error:
             raise DeviceError(f"The Vulkan driver refused to describe a device ({_words(error)}).") from error
 
@@ -191,7 +192,7 @@ def _instance(vk: Any, portability: bool) -> Iterator[Any]:
         vk.vkDestroyInstance(instance, None)
 
 
-def _device_info(vk: Any, index: int, handle: Any) -> DeviceInfo:
+def _device_info(vk: Any, instance: Any, index: int, handle: Any) -> DeviceInfo:
     """Ask one device for all that `DeviceInfo` holds."""
     extensions = frozenset(
         _text(vk, item.extensionName) for item in vk.vkEnumerateDeviceExtensionProperties(handle, None)
@@ -238,6 +239,8 @@ def _device_info(vk: Any, index: int, handle: Any) -> DeviceInfo:
             for i in range(memory.memoryHeapCount)
         ),
         extensions=extensions,
+        matrix_shapes=matrix_shapes(vk, instance, handle, extensions),
+        matrix_features=matrix_features(vk, instance, handle, extensions),
     )
 
 

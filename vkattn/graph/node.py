@@ -45,6 +45,7 @@ class Dispatch:
     code : SPIR-V of a kernel that is not in the manifest; None for one that is.
     label : what the dispatch is for, such as the node of a graph; only shown.
     spec : value of each specialization constant of the variant, in order; () leaves the defaults.
+    unwritten : names of bindings that the variant may write but this dispatch does not.
     """
 
     variant: Variant
@@ -55,6 +56,7 @@ class Dispatch:
     code: bytes | None = field(default=None, repr=False)
     label: str = ""
     spec: tuple[int, ...] = ()
+    unwritten: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         if len(self.bindings) != len(self.variant.bindings):
@@ -75,5 +77,5 @@ class Dispatch:
 
     def accesses(self) -> list[tuple[Binding, bool]]:
         """Return each binding with whether it is written."""
-        return [(binding, declared.access != "read")
+        return [(binding, declared.writes and declared.name not in self.unwritten)
                 for binding, declared in zip(self.bindings, self.variant.bindings, strict=True)]

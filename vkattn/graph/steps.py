@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ..kernels.manifest import Variant
@@ -34,6 +34,8 @@ class Base:
 class Step:
     """A dispatch to be. ``block`` is the key of its params block; ``chunk`` counts chunks of query rows.
 
+    ``seconds`` is a rough upper estimate of what it takes at capacity, for what must not be one submission.
+    ``unwritten`` names bindings that the variant may write but this step does not.
     ``mode`` is "short" or "long" for a step of one way to compute a node, which every run chooses by its live lengths;
     "" for one that always runs.
     """
@@ -49,8 +51,21 @@ class Step:
     mode: str = ""
     spec: tuple[int, ...] = ()
     code: bytes | None = field(default=None, repr=False)
+    unwritten: frozenset[str] = frozenset()
+    seconds: float = 0.0
 
     def touched(self) -> list[tuple[Resource, bool]]:
         """Return each resource with whether it is written."""
-        return [(resource, declared.writes)
+        return [(resource, declared.writes and declared.name not in self.unwritten)
                 for resource, declared in zip(self.resources, self.variant.bindings, strict=True)]
+
+
+def submissions(steps: Iterable[Step], most_seconds: float) -> list[int]:
+    """Return the number of the submission of each step: none is estimated to take longer, unless one step does."""
+    numbers, spent, number = [], 0.0, 0
+    for step in steps:
+        if spent and spent + step.seconds > most_seconds:
+            spent, number = 0.0, number + 1
+        spent += step.seconds
+        numbers.append(number)
+    return numbers

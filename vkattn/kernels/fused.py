@@ -36,7 +36,9 @@ def candidates(problem: Problem, info: DeviceInfo) -> list[tuple[Variant, list[s
     dtypes = "_".join(variant_axes(problem.query_dtype, problem.key_dtype, problem.value_dtype))
     width = "w64" if problem.value_dim <= BLOCK_WIDTH["w64"] else "w128"
     names = [f"attn_fused_{dtypes}_{width}_large", f"attn_fused_{dtypes}_w64_small"]
-    if info.device_type == "cpu" and "subgroup" in allowed_tiers():
+    if not info.tuned.fused_large_tiles:
+        names.reverse()
+    if info.tuned.fused_subgroups and "subgroup" in allowed_tiers():
         names.insert(0, f"attn_fused_subgroup_{dtypes}")
     return [(variant(name), variant_reasons(variant(name), info)) for name in names]
 

@@ -10,16 +10,13 @@ from __future__ import annotations
 
 from ..caps.model import DeviceInfo
 
-#: Workgroups of a dispatch, by device type: enough to fill the device; they loop over what is live.
-GROUPS = {"cpu": 64, "integrated": 512, "virtual": 2048, "discrete": 2048, "other": 512}
-
 #: Loop iterations of one invocation that are safe on llvmpipe.
 LLVMPIPE_ITERATIONS = 60000
 
 
 def num_groups(info: DeviceInfo) -> int:
-    """Return the workgroups of an attention dispatch."""
-    return min(GROUPS[info.device_type], info.max_workgroup_count[0])
+    """Return the workgroups of an attention dispatch: enough to fill the device; they loop over what is live."""
+    return min(info.tuned.grid_groups, info.max_workgroup_count[0])
 
 
 def iteration_limit(info: DeviceInfo) -> int | None:

@@ -70,6 +70,7 @@ FLAG_MASK_FLOAT = 2  # the mask holds one float32 per element, added to the scor
 FLAG_ALIBI = 4
 FLAG_SINKS = 8
 FLAG_LSE = 16
+FLAG_APPEND = 32  # new rows go into the cache first
 
 #: Push constant `count_index` of the copy kernel: the number of words is pushed, it is not a params word.
 COUNT_IS_PUSHED = 0xFFFFFFFF

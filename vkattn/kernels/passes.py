@@ -20,6 +20,7 @@ VEC4_WORDS = 4
 class Pass:
     """One kernel of an algorithm and the tensors that it binds after params, in order.
 
+    ``appended`` names tensors that the kernel writes only where it appends new rows to a cache.
     ``pushed`` names the push constant of a tensor where it is not the tensor's own name.
     """
 
@@ -27,6 +28,7 @@ class Pass:
     tensors: tuple[str, ...]
     spec: tuple[int, ...] = ()
     pushed: dict[str, str] = field(default_factory=dict, hash=False)
+    appended: frozenset[str] = frozenset()
 
     def base(self, tensor: str) -> str:
         """Return the push constant that says where ``tensor`` starts."""
@@ -35,7 +37,7 @@ class Pass:
 
 def unit_words(tensor: str, problem: Problem) -> int:
     """Return the words of the unit in which a kernel is told where ``tensor`` starts."""
-    if tensor in ("query", "out"):
+    if tensor in ("query", "out", "new_key", "new_value"):
         return words_per_vec(problem.query_dtype)
     if tensor in ("key", "value"):
         return formats.unit_words(problem.key_dtype, problem.value_dtype)

@@ -23,9 +23,6 @@ from .tiers import allowed_tiers
 
 NAME = "split"
 
-#: Query rows of a KV head, q_len times group_size, beyond which each key would be read more than a few times.
-MAX_ROWS = 64
-
 #: Parts of one head's keys at most: one workgroup merges them.
 MAX_SPLITS = 128
 
@@ -36,23 +33,11 @@ BASE_ROWS = 4
 #: Elements of a quantised row that an invocation of shaders/attn_split_quant_subgroup.comp holds.
 UNIT = 16
 
-#: Devices whose subgroups only stand for vector lanes: shuffles among them cost more than the loads that they save.
-PLAIN_DEVICE_TYPES: tuple[str, ...] = ("cpu",)
-
-#: Invocations of a workgroup of shaders/attn_split_subgroup.comp by device type, where the device allows them. Fewer,
-#: larger workgroups leave fewer parts to merge.
+#: Invocations of a workgroup of shaders/attn_split_subgroup.comp at least.
 FEWEST_THREADS = 128
-THREADS = {"cpu": 128, "integrated": 128, "virtual": 256, "discrete": 256, "other": 128}
-
-#: Workgroups that fill a device, by type (264 of 256 are resident at once on an NVIDIA H200).
-TARGET_GROUPS = {"cpu": 8, "integrated": 128, "virtual": 264, "discrete": 264, "other": 128}
 
 #: Keys of a split at most, so that rounding stays far below the tolerance: each lane group adds a few hundred terms.
 MAX_KEYS_PER_SPLIT = 8192
-
-#: Splits of one head grow with the root of its keys: merging them costs time too (measured on an NVIDIA H200 with 8 KV
-#: heads: 16 of 16 and 33 were best for 4096 keys, 33 for 16384 and more, where 264 workgroups are resident at once).
-ROOT_DIVISOR = 4.0
 
 
 @dataclass(frozen=True)
@@ -66,14 +51,14 @@ class Shape:
 
 def shape(problem: Problem, info: DeviceInfo) -> Shape:
     """Return the variant to use: with subgroup shuffles if the device has them and the rows fit, else without."""
-    return _shape(problem, info, allowed_tiers(), PLAIN_DEVICE_TYPES)
+    return _shape(problem, info, allowed_tiers())
 
 
 @functools.lru_cache(maxsize=256)  # asked for in every run of a graph
-def _shape(problem: Problem, info: DeviceInfo, tiers: frozenset[str], plain_device_types: tuple[str, ...]) -> Shape:
+def _shape(problem: Problem, info: DeviceInfo, tiers: frozenset[str]) -> Shape:
     query, key = variant_axes(problem.query_dtype, problem.key_dtype, problem.value_dtype)
     base = Shape(variant(f"attn_split_{query}_{key}"), BASE_ROWS)
-    if info.device_type in plain_device_types or "subgroup" not in tiers:
+    if not info.tuned.split_subgroups or "subgroup" not in tiers:
         return base
     if not is_plain(problem.key_dtype, problem.value_dtype):
         return _quantised_shape(problem, info, key) or base
@@ -89,7 +74,7 @@ def _shape(problem: Problem, info: DeviceInfo, tiers: frozenset[str], plain_devi
 
 def threads(kernel: Variant, info: DeviceInfo) -> int:
     """Return the size of a workgroup of ``kernel``, whose shared memory grows with it."""
-    wanted = THREADS[info.device_type]
+    wanted = info.tuned.split_threads
     while wanted > FEWEST_THREADS and (
             wanted > min(info.max_workgroup_invocations, info.max_workgroup_size[0])
             or kernel.shared_bytes * wanted // FEWEST_THREADS > info.max_shared_memory_bytes):
@@ -120,9 +105,9 @@ def not_supported_reasons(problem: Problem, info: DeviceInfo) -> list[str]:
     """Return why this family cannot compute ``problem`` on the device; empty if it can."""
     rows = problem.max_q_len * problem.group_size
     reasons = []
-    if rows > MAX_ROWS:
+    if rows > info.tuned.split_max_rows:
         reasons.append(f"q_len {problem.max_q_len} x group_size {problem.group_size} is {rows} query rows to a KV "
-                       f"head; at most {MAX_ROWS}")
+                       f"head; at most {info.tuned.split_max_rows}")
     for name, dim in (("head_dim", problem.head_dim), ("value_dim", problem.value_dim)):
         if dim > MAX_DIM:
             reasons.append(f"{name} {dim}; at most {MAX_DIM}")
@@ -142,9 +127,12 @@ def split_iterations(problem: Problem) -> int:
 
 
 def passes(problem: Problem, info: DeviceInfo) -> tuple[Pass, ...]:
-    """Return the one pass."""
+    """Return the one pass; the subgroup form for floats can append the new rows of a cache before it reads them."""
     chosen = shape(problem, info)
-    return (Pass(chosen.kernel, ("query", "key", "value", "mask", "parts", "tickets", "out", "lse"), chosen.spec),)
+    tensors = ("query", "key", "value", "mask", "parts", "tickets", "out", "lse")
+    if chosen.kernel.kernel != "attn_split_subgroup":
+        return (Pass(chosen.kernel, tensors, chosen.spec),)
+    return (Pass(chosen.kernel, (*tensors, "new_key", "new_value"), chosen.spec, appended=frozenset({"key", "value"})),)
 
 
 def num_items(problem: Problem, rows: int, q_len: int) -> int:
@@ -153,8 +141,13 @@ def num_items(problem: Problem, rows: int, q_len: int) -> int:
 
 
 def num_splits(items: int, max_kv_len: int, info: DeviceInfo) -> int:
-    """Return into how many parts the keys of each item go: enough to fill the device, none too long or too short."""
-    wanted = min(TARGET_GROUPS[info.device_type] // max(items, 1), round(math.sqrt(max_kv_len) / ROOT_DIVISOR))
+    """Return into how many parts the keys of each item go: enough to fill the device, none too long or too short.
+
+    They grow with the root of the keys, since merging them costs time too. Measured on an NVIDIA H200 with 8 KV heads:
+    16 of 16 and 33 were best for 4096 keys, 33 for 16384 and more, where 264 workgroups are resident at once.
+    """
+    tuned = info.tuned
+    wanted = min(tuned.split_groups // max(items, 1), round(math.sqrt(max_kv_len) / tuned.split_root_divisor))
     wanted = max(wanted, -(-max_kv_len // MAX_KEYS_PER_SPLIT), 1)
     return min(wanted, MAX_SPLITS, max(max_kv_len, 1))
 

@@ -11,11 +11,11 @@ import numpy as np
 from ..graph.hazards import segments
 from ..graph.memory import Need, Spot, arena_words, padded, place
 from ..graph.node import Binding, Dispatch
-from ..graph.steps import Base, Resource, Step
+from ..graph.steps import Base, Resource, Step, submissions
 from ..graph.values import Dim, Position, Size, Value
 from ..kernels.manifest import variant
 from ..kernels.params import COUNT_IS_PUSHED
-from ..kernels.three_pass import CHUNKS_PER_SUBMISSION
+from ..kernels.three_pass import CHUNKS_PER_SUBMISSION, DISPATCH_SECONDS
 from ..runtime.buffer import Buffer
 from ..runtime.device import Device
 from ..runtime.recording import Recording
@@ -24,6 +24,10 @@ from .plan import clear
 from .spec import Block, DimsBlock
 
 HOST_POOLS = ("input", "output")
+
+#: What a submission may take by estimate: desktop drivers reset a GPU that is busy for seconds.
+SUBMISSION_SECONDS = CHUNKS_PER_SUBMISSION * DISPATCH_SECONDS
+
 
 class Append(NamedTuple):
     """An append to a cache: its name in the graph, where row 0 goes, rows, the layer, and the group of buffers."""
@@ -89,7 +93,9 @@ class Assembly:
         for mode in sorted(modes):
             chosen = [step for step in steps if step.mode in ("", mode)]
             for count in {1, max((step.chunk for step in chosen), default=0) + 1}:
-                dispatches = [self._dispatch(step) for step in chosen if step.chunk < count]
+                live = [step for step in chosen if step.chunk < count]
+                numbers = submissions(live, SUBMISSION_SECONDS)
+                dispatches = [self._dispatch(step, number) for step, number in zip(live, numbers, strict=True)]
                 self._recordings[mode, count] = device.recording(segments(dispatches), self._pipelines)
         for recording in self._recordings.values():  # the driver compiles at the first evaluation; nothing is live
             recording.run()
@@ -192,7 +198,7 @@ class Assembly:
         self._spots["params"] = (self._params, 0, self._params.num_words)
         self._spots["nothing"] = (self._zero, 0, 0)
 
-    def _dispatch(self, step: Step) -> Dispatch:
+    def _dispatch(self, step: Step, submission: int) -> Dispatch:
         bindings, starts = [], []
         for resource in step.resources:
             buffer, start, stop = self._spots[resource.key]
@@ -206,8 +212,8 @@ class Assembly:
             push["params_base"] = self._blocks[key].base
         elif push.get("count_index", COUNT_IS_PUSHED) != COUNT_IS_PUSHED:
             push["count_index"] += self._counts_at
-        return Dispatch(step.variant, tuple(bindings), push, step.groups, step.chunk // CHUNKS_PER_SUBMISSION,
-                        step.code, step.node, step.spec)
+        return Dispatch(step.variant, tuple(bindings), push, step.groups, submission,
+                        step.code, step.node, step.spec, step.unwritten)
 
     def _upload_constants(self) -> None:
         for value, array in self._plan.constants.items():

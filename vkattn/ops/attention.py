@@ -12,6 +12,7 @@ from ..errors import OptionError, ShapeError
 from ..runtime.device import Device, resolve_device
 from ..validate import Call, as_array, attention_call, flag_option
 from .plan import AttentionPlan, plan_key
+from .selftest import settle
 
 
 def attention(
@@ -72,7 +73,7 @@ def attention(
         Axis order of query, key, value and the output: b batch, h heads, s tokens, d head_dim.
     return_lse : bool
         Whether to return the log-sum-exp of each row too.
-    algorithm : "auto", "split", "fused" or "three_pass"
+    algorithm : "auto", "split", "coopmat2", "coopmat", "fused" or "three_pass"
         Which kernels compute it; a name raises NoKernelError where it cannot.
     device : vkattn.Device or None
         None is `vkattn.default_device`.
@@ -122,6 +123,7 @@ def attention(
 def compute(call: Call, device: Device, algorithm: str) -> tuple[np.ndarray, np.ndarray | None]:
     """Run a checked call by this algorithm; what has no row or no key needs no dispatch. Return the output and lse."""
     problem, options = call.problem, call.options
+    settle(device, problem, algorithm)
     module = choose(problem, device.info, algorithm)
     rows = (problem.batch_size, problem.num_heads, options.q_len)
     if 0 in rows or options.kv_len.max(initial=0) == 0:

@@ -16,7 +16,8 @@ from ..layout import check_layout, join_shape, split_shape
 from ..mask import MAX_POSITION, resolve_causal, resolve_window
 from ..validate import causal_window, check_mixture, finite_option
 from .cache_nodes import CacheNodes
-from .lower import Tensors, attend, output_step, softmax_step, weights_step, with_algorithms, with_scores
+from .lower import Tensors, attend, can_append, output_step, softmax_step, weights_step, with_algorithms, with_scores
+from .selftest import settle
 from .spec import AttentionSpec, check_value
 
 
@@ -118,8 +119,15 @@ class AttentionNodes(CacheNodes):
                     ("alibi_slopes", None), ("return_lse", False)))
             spec = self._spec(node, query, view, view, mask, causal, scale, softcap, window, sinks, slopes, None, None,
                               layout, bool(return_lse), append)
-            self._append(node, spec, view, key, value)
-            return self._attend(node, spec, query, view, view, mask, options.get("algorithm", "auto"))
+            return self._attend(node, spec, query, view, view, mask, options.get("algorithm", "auto"), (key, value))
+
+    def algorithms_of(self, node: str) -> tuple[str, ...]:
+        """Return the algorithms that compute an attention node: one, or one for short runs and one for long ones."""
+        found = [step.block.algorithms for step in self._plan.steps
+                 if step.node == node and isinstance(step.block, AttentionSpec) and step.block.algorithms]
+        if not found:
+            raise PlanError(f"{node!r} is no attention node of this GraphBuilder.")
+        return found[0]
 
     def _tensors(self, query: Value | None, key: Any, value: Any, mask: Value | None, *,
                  scores: Resource, out: Resource | None = None) -> Tensors:
@@ -239,8 +247,14 @@ class AttentionNodes(CacheNodes):
         return {"mask_shape": mask.shape, "mask_dtype": mask.dtype}
 
     def _attend(self, node: str, spec: AttentionSpec, query: Value, key: Any, value: Any, mask: Value | None,
-                algorithm: str) -> Any:
+                algorithm: str, new: tuple[Value, Value] | None = None) -> Any:
+        """Add the steps of an attention node, and before them the append of ``new`` rows to its cache."""
+        settle(self.device, spec.problem, algorithm)
         spec = with_algorithms(spec, self.device.info, self.device.score_budget_bytes // 4, algorithm)
+        if new is not None:
+            spec = replace(spec, appends=can_append(spec, self.device.info))
+            if not spec.appends or len(spec.algorithms) > 1:
+                self._append(node, spec, key, *new, mode="long" if spec.appends else "")
         out = Value(self, node, join_shape(spec.batch_size, spec.num_heads, spec.q_len,  # type: ignore[arg-type]
                                            spec.value_dim, spec.layout), spec.query_dtype)
         lse = Value(self, f"{node} lse", (spec.batch_size, spec.num_heads, spec.q_len), "float32")
@@ -248,6 +262,8 @@ class AttentionNodes(CacheNodes):
         if spec.return_lse:
             tensors = replace(tensors, lse=self._new(lse))
         named = dict(tensors.__dict__)
+        for which, name in enumerate(("new_key", "new_value")):
+            named[name] = self._resources[new[which]] if new and spec.appends else self._nothing
         for name, words in spec.scratch:  # counters keep what they hold from run to run; the rest is shared scratch
             named[name] = Resource((node, name), words, "zeroed" if name == "tickets" else "arena")
         self._plan.steps += attend(node, spec, named, self.device.info)

@@ -96,14 +96,15 @@ class CacheNodes(Declarations):
             run_layer=layer if isinstance(layer, Position) else None)
         return spec, view
 
-    def _append(self, node: str, spec: AttentionSpec, view: CacheValue, key: Value, value: Value) -> None:
+    def _append(self, node: str, spec: AttentionSpec, view: CacheValue, key: Value, value: Value,
+                mode: str = "") -> None:
         new = (self._resources[key], self._resources[value])
         for given, dtype in ((key, view.cache.dtype), (value, view.cache.value_dtype)):
             for argument, declared in self._plan.inputs.items():
                 if declared is given and dtype in QUANTISED:
                     self._plan.quantised_inputs.setdefault(argument, set()).add(dtype)
         self._plan.steps.append(append_step(node, spec, new, self._cache_resources(view), self._params,
-                                            self.device.info))
+                                            self.device.info, mode))
 
     def _check_view(self, node: str, view: CacheValue) -> None:
         check_value(view, self, "key", node, CacheValue)

@@ -33,6 +33,7 @@ def sdpa_with_kv_cache(
     alibi_slopes: Any = None,
     layout: str = "bshd",
     return_lse: bool = False,
+    algorithm: str = "auto",
 ) -> Any:
     """Write new keys and values into a cache at ``input_pos``, then attend over its live rows.
 
@@ -52,7 +53,7 @@ def sdpa_with_kv_cache(
         As for `attention`, with n at least the longest live length (or 1); columns beyond that are not read.
     causal : "bottom_right" or None
         None with a mask: the mask alone decides, which is upstream's meaning of a mask.
-    scale, softcap, window, sinks, alibi_slopes, return_lse
+    scale, softcap, window, sinks, alibi_slopes, return_lse, algorithm
         As for `attention`.
     layout : "bshd" or "bhsd"
         Of query, key, value and the output.
@@ -68,6 +69,8 @@ def sdpa_with_kv_cache(
         An argument does not fit; nothing has been written.
     CapacityError
         ``input_pos + q_len`` is beyond the capacity; nothing has been written.
+    NoKernelError
+        ``algorithm`` cannot compute this; the message says why.
 
     Notes
     -----
@@ -118,7 +121,7 @@ def sdpa_with_kv_cache(
         settings = {
             "causal": causal, "scale": options.scale, "softcap": options.softcap, "window": tuple(window),
             "sinks": _numbers(options.sinks), "alibi_slopes": _numbers(options.alibi_slopes), "layout": layout,
-            "return_lse": options.return_lse}
+            "return_lse": options.return_lse, "algorithm": algorithm}
         plan_key = ("sdpa", group, room, tuple(described.items()), tuple(settings.items()))
         graph: Graph = store.plans.get(plan_key, lambda: _build(store, group, room, inputs, settings))
         result = graph.run(inputs, input_pos=start, layer=layer)

@@ -199,6 +199,13 @@ class Graph(Assembly):
         spans = zip(self._latest.dispatches, self._latest.timings(), strict=True)
         return Timings(Span(dispatch.label, variant_name, span) for dispatch, (variant_name, span) in spans)
 
+    @property
+    def recording(self) -> Recording:
+        """The recording of the last run (before the first: the longest), for measurements; it belongs to the graph."""
+        if self._closed:
+            raise ClosedError("a graph was used after close().")
+        return self._latest
+
     def report(self) -> Report:
         """Return what the graph holds: buffers, scratch and who shares it, dispatches, pipelines."""
         if self._closed:

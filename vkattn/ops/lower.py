@@ -16,8 +16,9 @@ from ..kernels import split
 from ..kernels.grid import num_groups
 from ..kernels.manifest import variant
 from ..kernels.passes import unit_words
-from ..kernels.three_pass import tiles_that_fit, variants
+from ..kernels.three_pass import MULTIPLY_ADDS_PER_SECOND, tiles_that_fit, variants
 from ..layout import words_per_vec
+from ..problem import Problem
 from .spec import AttentionSpec, short_problem
 
 VEC4_WORDS = 4
@@ -61,11 +62,11 @@ def with_algorithms(spec: AttentionSpec, info: DeviceInfo, budget_words: int, al
         As `choose`.
     """
     problem, names = spec.problem, []
-    short = short_problem(problem)
+    short = short_problem(problem, info.tuned.split_max_rows)
     if algorithm == "auto" and problem.max_q_len > short.max_q_len and not split.not_supported_reasons(short, info):
         names.append(split.NAME)
     names.append(choose(problem, info, algorithm).NAME)
-    spec = replace(spec, algorithms=tuple(names))
+    spec = replace(spec, algorithms=tuple(names), short_rows=info.tuned.split_max_rows)
     room = info.max_storage_buffer_range // 4
     room -= room % ALIGN_WORDS
     scratch: dict[str, int] = {}
@@ -81,15 +82,31 @@ def attend(node: str, spec: AttentionSpec, tensors: Mapping[str, Resource], info
         module, problem = by_name(name), spec.problem_of(name)
         mode = ("short", "long")[index] if len(spec.algorithms) > 1 else ""
         chunks = module.cut(problem, problem.max_q_len, problem.max_kv_len, dict(spec.scratch), info).num_chunks
+        passes = module.passes(problem, info)
+        seconds = multiply_adds(problem) / MULTIPLY_ADDS_PER_SECOND[info.device_type] / (chunks * len(passes))
         for chunk in range(chunks):
-            for one in module.passes(problem, info):
+            for one in passes:
                 resources = tuple(tensors[tensor] for tensor in ("params", *one.tensors))
                 bases = tuple(Base(one.base(tensor), at, unit_words(tensor, problem))
                               for at, tensor in enumerate(one.tensors, start=1))
                 push = {"chunk": chunk} if "chunk" in one.kernel.push else {}
+                unwritten = frozenset() if spec.appends else one.appended
                 steps.append(Step(node, one.kernel, resources, bases, spec, push, num_groups(info), chunk, mode,
-                                  one.spec))
+                                  one.spec, unwritten=unwritten, seconds=seconds))
     return steps
+
+
+def multiply_adds(problem: Problem) -> int:
+    """Return the multiply-adds of a problem at capacity, nothing masked."""
+    scores = problem.batch_size * problem.num_heads * problem.max_q_len * problem.max_kv_len
+    return scores * (problem.head_dim + problem.value_dim)
+
+
+def can_append(spec: AttentionSpec, info: DeviceInfo) -> bool:
+    """Whether the algorithm for short runs writes the new rows of a cache itself, so that one dispatch does all."""
+    name = spec.algorithms[0]
+    first = by_name(name).passes(spec.problem_of(name), info)[0]
+    return bool(first.appended) and spec.new_dtype == spec.query_dtype
 
 
 def weights_step(node: str, spec: AttentionSpec, tensors: Tensors, info: DeviceInfo, chunk: int = 0) -> Step:
@@ -119,10 +136,10 @@ def output_step(node: str, spec: AttentionSpec, tensors: Tensors, info: DeviceIn
 
 
 def append_step(node: str, spec: AttentionSpec, new: tuple[Resource, Resource], cache: tuple[Resource, Resource],
-                params: Resource, info: DeviceInfo) -> Step:
+                params: Resource, info: DeviceInfo, mode: str = "") -> Step:
     """Return the append of new key and value rows to a layer of a cache."""
     kernel = append_kernel(spec.new_dtype, (spec.key_dtype, spec.stored_value_dtype))
     new_unit, unit = words_per_vec(spec.new_dtype), unit_words("key", spec.problem)
     bases = (Base("new_key_base", 1, new_unit), Base("new_value_base", 2, new_unit), Base("key_base", 3, unit),
              Base("value_base", 4, unit))
-    return Step(node, kernel, (params, *new, *cache), bases, spec, {}, min(num_groups(info), 256))
+    return Step(node, kernel, (params, *new, *cache), bases, spec, {}, min(num_groups(info), 256), mode=mode)

@@ -162,13 +162,14 @@ class AttentionPlan:
     def _passes(self, buffers: dict[str, Buffer]) -> list[Dispatch]:
         """Return the algorithm's dispatches, once for each chunk of query rows."""
         groups = num_groups(self.device.info)
+        buffers = buffers | dict.fromkeys(("new_key", "new_value"), buffers["params"])  # nothing is appended here
         dispatches = []
         for chunk in range(self.key.chunks):
             for one in self.key.passes:
                 bindings = tuple(Binding(buffers[name]) for name in ("params", *one.tensors))
                 push = {name: chunk if name == "chunk" else 0 for name in one.kernel.push}
                 dispatches.append(Dispatch(one.kernel, bindings, push, groups, chunk // CHUNKS_PER_SUBMISSION,
-                                           spec=one.spec))
+                                           spec=one.spec, unwritten=one.appended))
         return dispatches
 
     @property

@@ -19,7 +19,7 @@ from ..dispatch import by_name
 from ..errors import OptionError, PlanError, ShapeError
 from ..formats import formats_word
 from ..graph.values import CacheValue, Position, Shape, Size, Value, capacity, live, lives
-from ..kernels import params, split
+from ..kernels import params
 from ..kernels.three_pass import Chunking, chunking
 from ..layout import row_vecs, vec_strides
 from ..mask import Window
@@ -37,6 +37,7 @@ class AttentionSpec:
     ``run_layer`` chooses the layer if that is left to the run. ``score_words`` is what the score buffer holds: the
     ``whole`` matrix, or a chunk of its rows at a time. ``algorithms`` computes a node that is not one of the
     passes: one, or one for short runs and one for long ones; ``scratch`` names the words of the buffers they need.
+    A run is short with at most ``short_rows`` query rows to a KV head.
     """
 
     batch_size: int
@@ -66,10 +67,12 @@ class AttentionSpec:
     alibi_slopes: tuple[float, ...] | None = None
     sinks: tuple[float, ...] | None = None
     return_lse: bool = False
+    appends: bool = False
     score_words: int = 0
     whole: bool = False
     algorithms: tuple[str, ...] = ()
     scratch: tuple[tuple[str, int], ...] = ()
+    short_rows: int = 1
     value_dtype: str | None = None  # None is the key's
 
     @property
@@ -91,6 +94,7 @@ class AttentionSpec:
             params.FLAG_MASK_BITS if self.mask_dtype == "bool" else params.FLAG_MASK_FLOAT)
         bits |= params.FLAG_ALIBI if self.alibi_slopes is not None else 0
         bits |= params.FLAG_SINKS if self.sinks is not None else 0
+        bits |= params.FLAG_APPEND if self.appends else 0
         return bits | (params.FLAG_LSE if self.return_lse else 0)
 
     def header(self, dims: Dims) -> dict[str, int | float]:
@@ -173,7 +177,7 @@ class AttentionSpec:
 
     @functools.cached_property
     def _short_problem(self) -> Problem:
-        return short_problem(self.problem)
+        return short_problem(self.problem, self.short_rows)
 
     def cut(self, q_len: int, max_kv_len: int, info: DeviceInfo) -> Chunking:
         """Return how the rows of a run are cut into chunks: one of them if the score buffer holds all rows anyway."""
@@ -181,9 +185,9 @@ class AttentionSpec:
         return replace(cut, tiles_per_chunk=max(cut.row_tiles, 1)) if self.whole else cut
 
 
-def short_problem(problem: Problem) -> Problem:
-    """Return ``problem`` with as many query rows as the split kernels take."""
-    return replace(problem, max_q_len=max(1, min(problem.max_q_len, split.MAX_ROWS // problem.group_size)))
+def short_problem(problem: Problem, rows: int) -> Problem:
+    """Return ``problem`` with at most ``rows`` query rows to a KV head: what the split kernels take."""
+    return replace(problem, max_q_len=max(1, min(problem.max_q_len, rows // problem.group_size)))
 
 
 class Block:

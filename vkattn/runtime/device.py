@@ -8,11 +8,13 @@ import os
 import threading
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
 from ..caps.model import DeviceInfo
 from ..caps.probe import devices, select_device
+from ..caps.tuning import tuning_for
 from ..errors import ClosedError, DeviceError, OptionError
 from ..graph.node import Dispatch
 from ..lru import BoundedPlans
@@ -50,6 +52,8 @@ class Device:
     ------
     DeviceError
         No Vulkan loader, driver or matching device; or Kompute is missing (``python -m vkattn setup``).
+    OptionError
+        An argument, or the user's tuning file (`vkattn.caps.tuning`), makes no sense.
 
     Example
     -------
@@ -67,7 +71,8 @@ class Device:
         self.boundary = boundary
         self.score_budget_bytes = int(score_budget_bytes)
         _refuse_after_fork()
-        self.info: DeviceInfo = select_device(devices(), select)
+        chosen = select_device(devices(), select)
+        self.info: DeviceInfo = replace(chosen, tuning=tuning_for(chosen.device_type, chosen.name))
         self.lock = threading.RLock()
         self.allocated_bytes = 0
         self.allocation_count = 0

@@ -146,6 +146,18 @@ class Recording:
 
     def timings(self) -> list[tuple[str, float]]:
         """Run once with timestamps and return (variant name, nanoseconds on the device) of each dispatch in order."""
+        result = []
+        for ticks, labels in self._run_timed():
+            spans = np.diff(ticks).astype(np.float64) * self.device.info.timestamp_period_ns
+            result += [(label, float(span)) for label, span in zip(labels, spans, strict=True) if label]
+        return result
+
+    def elapsed_ns(self) -> float:
+        """Run once with timestamps; return the nanoseconds from each submission's first to its last, boundaries too."""
+        return sum(float(ticks[-1] - ticks[0]) for ticks, _ in self._run_timed()) * self.device.info.timestamp_period_ns
+
+    def _run_timed(self) -> list[tuple[np.ndarray, list[str | None]]]:
+        """Run once with timestamps; return each submission's ticks, and what lies between two of them."""
         self._checked()
         if not self._timed:
             timed = []
@@ -154,12 +166,7 @@ class Recording:
                 timed.append((self._record(group, labels), labels))
             self._timed = timed
         self._evaluate([sequence.eval for sequence, _ in self._timed])
-        result = []
-        for sequence, labels in self._timed:
-            ticks = np.array(sequence.get_timestamps(), np.uint64)
-            spans = np.diff(ticks).astype(np.float64) * self.device.info.timestamp_period_ns
-            result += [(label, float(span)) for label, span in zip(labels, spans, strict=True) if label]
-        return result
+        return [(np.array(sequence.get_timestamps(), np.uint64), labels) for sequence, labels in self._timed]
 
     def close(self) -> None:
         """Free sequences and pipelines; the buffers belong to whoever made them."""

@@ -9,6 +9,7 @@ import pytest
 
 import vkattn
 from tests.caches import Session, assert_holds, fill_words, poison
+from tests.fakes import with_tuning
 from vkattn import GraphBuilder, KVCache
 from vkattn.formats import QUANTISED
 from vkattn.kernels import split
@@ -98,7 +99,7 @@ def test_every_algorithm_reads_every_format(device: Device, rng: np.random.Gener
 def test_split_with_subgroup_shuffles(device: Device, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch,
                                       dtype: str) -> None:
     """What a GPU decodes with: several splits, empty ones too, and a mask that closes rows with NaN for scales."""
-    monkeypatch.setattr(split, "PLAIN_DEVICE_TYPES", ())
+    monkeypatch.setattr(device, "info", with_tuning(device.info, split_subgroups=True))
     wide = 8 * device.info.subgroup_size
     made = made_session(device, rng, (dtype, dtype), dims=(min(wide, 100), min(wide, 50)), heads=(10, 2), capacity=150)
     monkeypatch.setattr(split, "num_splits", lambda items, max_kv_len, info: min(5, max(max_kv_len, 1)))

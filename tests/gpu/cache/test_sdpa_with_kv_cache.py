@@ -10,6 +10,7 @@ import pytest
 import vkattn
 from tests.caches import GUARD, Session, assert_holds, fill_words, poison, small_buffers
 from vkattn import KVCache
+from vkattn.errors import NoKernelError, OptionError
 from vkattn.lru import MAX_PLANS
 from vkattn.runtime.device import Device
 
@@ -219,3 +220,25 @@ def test_two_caches_in_turn(device: Device, rng: np.random.Generator) -> None:
             made.step(made.arrays(1), start)
     del pair[0], made
     pair[0].step(pair[0].arrays(1), 6)
+
+
+@pytest.mark.parametrize("algorithm", ["split", "fused", "three_pass"])
+def test_an_algorithm_can_be_named(device: Device, rng: np.random.Generator, algorithm: str) -> None:
+    made = session(device, rng, capacity=12)
+    query, key, value = arrays = made.arrays(4)
+    out, lse = vkattn.sdpa_with_kv_cache(*arrays, made.cache, 0, return_lse=True, algorithm=algorithm)
+    made.model.update(key, value, 0)
+    made.compare(out, lse, query, 0)
+    (graph,) = made.cache.plans.values()
+    kernels = {dispatch.variant.kernel for dispatch in graph._longest.dispatches} - {"kv_append", "copy"}
+    family = {"split": "attn_split", "fused": "attn_fused", "three_pass": "attn_softmax"}[algorithm]
+    assert any(kernel.startswith(family) for kernel in kernels)
+
+
+def test_an_algorithm_that_does_not_fit_writes_nothing(device: Device, rng: np.random.Generator) -> None:
+    made = session(device, rng, heads=(9, 1), capacity=12)
+    with pytest.raises(NoKernelError, match="at most 64"):
+        vkattn.sdpa_with_kv_cache(*made.arrays(8), made.cache, 0, algorithm="split")
+    with pytest.raises(OptionError, match="algorithm"):
+        vkattn.sdpa_with_kv_cache(*made.arrays(1), made.cache, 0, algorithm="fast")
+    assert made.cache.lengths.max() == 0

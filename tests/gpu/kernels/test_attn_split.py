@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import vkattn
+from tests.fakes import with_tuning
 from tests.tolerance import assert_matches_oracle
 from vkattn.kernels import split
 from vkattn.ops import plan
@@ -27,11 +28,10 @@ def own_device(request: pytest.FixtureRequest, device: Device) -> Iterator[Devic
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan, "MIN_WORDS", 1 << 19)
-        if request.param == "subgroup":
-            patch.setattr(split, "PLAIN_DEVICE_TYPES", ())
-        else:
+        if request.param == "plain":
             patch.setenv("VKATTN_TIERS", "base")
         with Device(device.info.index) as opened:
+            opened.info = with_tuning(opened.info, split_subgroups=True)
             yield opened
 
 

@@ -9,12 +9,14 @@ import pytest
 
 import vkattn
 from tests.tolerance import assert_matches_oracle
-from vkattn.dispatch import ALGORITHMS
+from vkattn.dispatch import ALGORITHMS, MATRIX_ALGORITHMS
 from vkattn.lru import MAX_PLANS
 from vkattn.ops.plan import MIN_WORDS, bucket, live_words
 from vkattn.runtime.device import Device
 from vkattn.validate import attention_call
 
+#: Those on matrix units take half precision only: tests/gpu/kernels/test_attn_coopmat.py.
+ANY_DTYPE = [name for name in ALGORITHMS if name not in MATRIX_ALGORITHMS]
 HEADS = [(9, 3), (14, 2), (8, 1)]
 Q_LENS = (1, 3, 33, 513)
 KV_LENS = (1, 31, 65, 1000)
@@ -392,7 +394,7 @@ def test_buckets() -> None:
         MIN_WORDS, MIN_WORDS, MIN_WORDS, 2 * MIN_WORDS, 4 * MIN_WORDS]
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", ANY_DTYPE)
 def test_every_algorithm_by_name(device: Device, rng: np.random.Generator, algorithm: str) -> None:
     for batch, heads, q_len, kv_len, head_dim, value_dim in (
             (1, (2, 1), 3, 4, 8, 8), (2, (6, 2), 5, 700, 33, 65), (1, (8, 1), 8, 257, 128, 128),
@@ -421,7 +423,7 @@ def test_many_heads_and_batches(device: Device, rng: np.random.Generator) -> Non
     check(device, arrays(rng, 70000, (1, 1), 1, 2, 4))
 
 
-@pytest.mark.parametrize("algorithm", [*ALGORITHMS, "auto"])
+@pytest.mark.parametrize("algorithm", [*ANY_DTYPE, "auto"])
 def test_many_items_by_each_algorithm(device: Device, rng: np.random.Generator, algorithm: str) -> None:
     """Llvmpipe ends an invocation's loops after 65535 rounds in all, without an error: work is cut before that."""
     inputs = arrays(rng, 4000 if "SwiftShader" in device.info.name else 20000, (1, 1), 1, 3, 4)

@@ -211,3 +211,15 @@ def test_a_kernel_of_ones_own(device: Device, rng: np.random.Generator, tmp_path
         np.testing.assert_array_equal(result["z"], np.float32(0.5) * given["x"] + given["y"])
         assert_matches_oracle(result["attended"], result["z"], given["x"], given["y"])
         np.testing.assert_allclose(result["out"], -2 * result["attended"] + result["z"], rtol=1e-6, atol=1e-6)
+
+
+def test_the_algorithms_of_a_node(device: Device) -> None:
+    """One for a few rows; for many two, the second for runs of many; the one that was asked for."""
+    builder = GraphBuilder(device)
+    few, many = (builder.input(name, (1, 2, rows, 8), "float32") for name, rows in (("few", 5), ("many", 70)))
+    for name, query, algorithm, expected in (("a", few, "auto", ("split",)), ("b", many, "auto", ("split", "fused")),
+                                             ("c", few, "three_pass", ("three_pass",))):
+        builder.attention(query, query, query, algorithm=algorithm, name=name)
+        assert builder.algorithms_of(name) == expected
+    with pytest.raises(PlanError, match="'d' is no attention node"):
+        builder.algorithms_of("d")

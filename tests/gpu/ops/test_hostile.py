@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,13 +10,18 @@ import pytest
 
 import vkattn
 from tests.tolerance import assert_matches_oracle
+from tests.ways import Way
 from vkattn import oracle
-from vkattn.dispatch import ALGORITHMS
+from vkattn.dispatch import ALGORITHMS, MATRIX_ALGORITHMS
 from vkattn.kernels import fused
+from vkattn.kernels.manifest import Variant
+from vkattn.problem import Problem
 from vkattn.runtime.device import Device
 from vkattn.validate import attention_call
 
 TIERS = ["base", "base,subgroup"]
+#: Those on matrix units take half precision only: tests/gpu/kernels/test_attn_coopmat.py.
+ANY_DTYPE = [name for name in ALGORITHMS if name not in MATRIX_ALGORITHMS]
 
 
 def arrays(rng: np.random.Generator, heads: int, kv_heads: int, q_len: int, kv_len: int, dim: int,
@@ -36,7 +42,7 @@ def tiers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.usefixtures("tiers")
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", ANY_DTYPE)
 @pytest.mark.parametrize(("kv_len", "bad"), [(40, np.nan), (3000, np.nan), (40, np.inf)])
 def test_a_key_that_is_not_finite_shows_in_the_rows_that_attend_it(
     device: Device, rng: np.random.Generator, kv_len: int, bad: float, algorithm: str
@@ -56,7 +62,7 @@ def test_a_key_that_is_not_finite_shows_in_the_rows_that_attend_it(
 
 
 @pytest.mark.usefixtures("tiers")
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", ANY_DTYPE)
 @pytest.mark.parametrize(("dim", "dtype"), [(20, np.float32), (20, np.float16)])  # few: subgroup kernels compile slowly
 def test_in_bshd_what_follows_a_row_has_no_effect(device: Device, rng: np.random.Generator, dim: int, dtype: Any,
                                                   algorithm: str) -> None:
@@ -71,7 +77,7 @@ def test_in_bshd_what_follows_a_row_has_no_effect(device: Device, rng: np.random
 
 
 @pytest.mark.usefixtures("tiers")
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", ANY_DTYPE)
 @pytest.mark.parametrize("softcap", [2.0**-126, 1e-3, 300.0, 1e10, 3e38])
 def test_a_softcap_of_any_size(device: Device, rng: np.random.Generator, softcap: float, algorithm: str) -> None:
     """One far above the scores changes nothing: the error of tanh must not be multiplied by it."""
@@ -79,17 +85,36 @@ def test_a_softcap_of_any_size(device: Device, rng: np.random.Generator, softcap
 
 
 def test_the_most_keys_that_fused_accepts_are_right(device: Device, rng: np.random.Generator) -> None:
-    """Mesa's llvmpipe ends loops after 65535 iterations: close below what is refused there nothing may be missing."""
-    dim, rows = 128, 130
-    least, most = 1, 10000
-    while least < most:
-        middle = (least + most + 1) // 2
-        key = np.broadcast_to(np.float32(0), (1, 1, middle, dim))
-        call = attention_call(np.zeros((1, 1, rows, dim), np.float32), key, key, mask=np.ones((rows, 1), bool))
-        least, most = (least, middle - 1) if fused.not_supported_reasons(call.problem, device.info) else (middle, most)
-    kv_len = least if "llvmpipe" in device.info.name else 700  # elsewhere there is no limit
-    inputs = arrays(rng, 1, 1, rows, kv_len, dim)
-    check(device, inputs, mask=rng.random((rows, kv_len)) < 0.8, algorithm="fused")
+    """Mesa's llvmpipe ends loops after 65535 iterations: close below each kernel's limit nothing is missing."""
+    rows, dim = 130, 128
+    shapes = ((1, 1, rows, dim), (1, 1, 1 << 15, dim), (1, 1, 1 << 15, dim))
+    problem = attention_call(*(np.broadcast_to(np.float32(0), shape) for shape in shapes)).problem
+    limits = {kernel: most_keys(kernel, problem, device) for kernel, reasons in fused.candidates(problem, device.info)
+              if not reasons}
+    for kernel, limit in limits.items():
+        kv_len = limit or 700  # there is no limit elsewhere
+        inputs = arrays(rng, 1, 1, rows, kv_len, dim)
+        with Way("fused", (kernel.name,)).forced():
+            check(device, inputs, mask=rng.random((rows, kv_len)) < 0.8, algorithm="fused")
+            if limit:
+                with pytest.raises(vkattn.errors.NoKernelError, match="65535"):
+                    vkattn.attention(*arrays(rng, 1, 1, rows, limit + 1, dim), algorithm="fused", device=device)
+    if "llvmpipe" in device.info.name:
+        assert all(limits.values())
+        assert limits[fused.variants(replace(problem, max_kv_len=max(limits.values())), device.info)[0]] == max(
+            limits.values()), "the choice falls on the kernel that can go through so many keys"
+
+
+def most_keys(kernel: Variant, problem: Problem, device: Device) -> int | None:
+    """Return the keys beyond which a fused kernel is refused, or None if that is more than the problem's."""
+    least, most = 1, problem.max_kv_len
+    if not fused.loop_reasons(kernel, problem, device.info):
+        return None
+    while most - least > 1:
+        middle = (least + most) // 2
+        refused = fused.loop_reasons(kernel, replace(problem, max_kv_len=middle), device.info)
+        least, most = (least, middle) if refused else (middle, most)
+    return least
 
 
 @pytest.mark.parametrize("q_offset", [2**29, 2**29 - 60, -(2**29), 20 - 2**29])

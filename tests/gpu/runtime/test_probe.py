@@ -15,6 +15,7 @@ from vkattn.errors import DeviceError
 from vkattn.kernels.manifest import load_manifest
 from vkattn.kernels.support import device_reasons
 from vkattn.runtime import kompute
+from vkattn.runtime.device import Device
 
 
 @pytest.fixture
@@ -87,3 +88,9 @@ def test_no_driver_is_an_error_with_the_remedy() -> None:
     last = result.stderr.strip().splitlines()[-1]
     assert last.startswith(f"{DeviceError.__module__}.DeviceError: No Vulkan device was found")
     assert "apt-get install mesa-vulkan-drivers" in last
+
+
+def test_matrix_units_come_with_their_extensions(device: Device) -> None:
+    info = device.info
+    assert bool(info.matrix_shapes) == ("VK_KHR_cooperative_matrix" in info.extensions)
+    assert bool(info.matrix_features) == ("VK_NV_cooperative_matrix2" in info.extensions)

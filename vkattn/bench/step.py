@@ -10,25 +10,21 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
 import numpy as np
 
-from . import oracle
-from .cache.kv_cache import KVCache
-from .dtypes import ITEM_BYTES, numpy_dtype
-from .errors import CapacityError, DeviceError, OptionError
-from .ops.builder import GraphBuilder
-from .ops.graph import Graph
-from .ops.timings import Timings
-from .runtime.device import Device
-
-#: Seconds of runs before anything is timed: GPUs raise their clocks under load only.
-WARM_UP_SECONDS = {"cpu": 0.1}
-GPU_WARM_UP_SECONDS = 0.7
+from .. import oracle
+from ..cache.kv_cache import KVCache
+from ..dtypes import ITEM_BYTES, numpy_dtype
+from ..errors import CapacityError, DeviceError, OptionError
+from ..ops.builder import GraphBuilder
+from ..ops.graph import Graph
+from ..ops.timings import Timings
+from ..runtime.device import Device
+from .clock import warm_up, warm_up_seconds
 
 
 @dataclass(frozen=True)
@@ -177,12 +173,6 @@ class DecodeStep:
         self.cache.close()
 
 
-def _for_seconds(seconds: float, run: Callable[[], object]) -> None:
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        run()
-
-
 def measure(device: Device, settings: Settings) -> Result:
     """Build the graph, compare it with the oracle, warm up, and time it.
 
@@ -196,7 +186,7 @@ def measure(device: Device, settings: Settings) -> Result:
         if not share <= 1:
             raise DeviceError(f'"{device.info.name}" computes this step wrongly: the worst error is {share:.3g} times '
                               "its bound, so nothing was measured. Hint: vkattn check tells which kernel it is.")
-        _for_seconds(WARM_UP_SECONDS.get(device.info.device_type, GPU_WARM_UP_SECONDS), step.run)
+        warm_up(step.run, warm_up_seconds(device.info))
         host = []
         for _ in range(settings.repeat):
             start = time.perf_counter_ns()
@@ -215,9 +205,6 @@ def measure(device: Device, settings: Settings) -> Result:
 
 def main(args: argparse.Namespace) -> int:
     """Measure and print; return 1 if the device computes wrongly, 2 for wrong usage or no device."""
-    if not args.graph:
-        print("vkattn bench: say what to measure. Hint: --graph", file=sys.stderr)
-        return 2
     try:
         settings = Settings(
             num_heads=args.heads[0], num_kv_heads=args.heads[1], head_dim=args.head_dim, capacity=args.capacity,

@@ -1,0 +1,92 @@
+// Softmax in registers by the operations of VK_NV_cooperative_matrix2: reductions of rows, functions of elements, and
+// accumulators that become operands. The state of a row is a matrix of which each column is the same.
+// Includer must include coopmat.glsl first.
+#ifndef VKATTN_WEIGH_REDUCE
+#define VKATTN_WEIGH_REDUCE
+
+const uint STATES = ROW_TILES;
+
+struct Online {
+    SUMS row_max, row_sum;  // row_sum holds the sums of every EDGE-th key, to be added in the end
+};
+Online no_keys() { return Online(SUMS(LOWEST), SUMS(0.0)); }
+
+float larger(const in float a, const in float b) { return max(a, b); }
+float sum_of(const in float a, const in float b) { return a + b; }
+float masked(const in uint row, const in uint col, const in float dot_product, const in uint row0, const in uint col0) {
+    return score_2(dot_product, score_rule(), score_rows[row0 + row], col0 + col);
+}
+float with_term(const in uint row, const in uint col, const in float sum, const in uint row0, const in uint element0,
+                const in uint j, const in uint at, const in uint quads) {
+    float term = not_finite_term(row0 + row, element0 + col, j, at, quads);
+    return term != 0.0 ? sum + term : sum;
+}
+
+// Turns dot products into weights, and shrinks the sums by the step from the old maximum to the new one.
+void weigh(bool plain, ScoreRule rule, uint col0, inout SUMS s[ROW_TILES * KEY_TILES],
+           inout SUMS acc[ROW_TILES * COL_TILES], inout Online online[STATES],
+           out QUERIES p[ROW_TILES * KEY_TILES * PARTS]) {
+    float scale_2 = plain ? rule.scale * LOG2_E : 1.0;
+    if (!plain) {
+        [[unroll]] for (uint n = 0u; n < ROW_TILES * KEY_TILES; ++n)
+            coopMatPerElementNV(s[n], s[n], masked, own_rows() + n / KEY_TILES * EDGE, col0 + n % KEY_TILES * EDGE);
+    }
+    [[unroll]] for (uint state = 0u; state < STATES; ++state) {
+        SUMS top = s[state * KEY_TILES], factor, sum = SUMS(0.0);
+        [[unroll]] for (uint n = 1u; n < KEY_TILES; ++n)
+            [[unroll]] for (uint i = 0u; i < top.length(); ++i) top[i] = max(top[i], s[state * KEY_TILES + n][i]);
+        coopMatReduceNV(top, top, gl_CooperativeMatrixReduceRowNV, larger);
+        bool changed = false;
+        [[unroll]] for (uint i = 0u; i < top.length(); ++i) {
+            float old_max = online[state].row_max[i], new_max = max(old_max, top[i] * scale_2);
+            online[state].row_max[i] = new_max;
+            top[i] = HEADROOM - new_max;
+            factor[i] = exp2(old_max - new_max);
+            changed = changed || factor[i] != 1.0;
+        }
+        [[unroll]] for (uint n = 0u; n < KEY_TILES; ++n) {
+            uint at = state * KEY_TILES + n;
+            [[unroll]] for (uint i = 0u; i < top.length(); ++i) {
+                float weight = exp2(fma(s[at][i], scale_2, top[i]));
+                sum[i] += weight;
+                s[at][i] = weight;
+            }
+            p[at * PARTS] = QUERIES(s[at]);
+#if defined(DTYPE_BF16)
+            coopmat<ELEMENT, gl_ScopeSubgroup, EDGE, EDGE, gl_MatrixUseAccumulator> high =
+                coopmat<ELEMENT, gl_ScopeSubgroup, EDGE, EDGE, gl_MatrixUseAccumulator>(s[at]);
+            p[at * PARTS + 1u] = QUERIES(s[at] - SUMS(high));
+#endif
+        }
+        online[state].row_sum = online[state].row_sum * factor + sum;
+        if (subgroupAny(changed)) {
+            [[unroll]] for (uint d = 0u; d < COL_TILES; ++d) acc[state * COL_TILES + d] *= factor;
+        }
+    }
+}
+
+void add_not_finite(uint j, uint at, uint quads, inout SUMS acc[ROW_TILES * COL_TILES]) {
+    [[unroll]] for (uint n = 0u; n < ROW_TILES * COL_TILES; ++n)
+        coopMatPerElementNV(acc[n], acc[n], with_term, own_rows() + n / COL_TILES * EDGE, n % COL_TILES * EDGE, j, at,
+                            quads);
+}
+
+// Ends the subgroup's rows: lse, and what their sums are to be multiplied by in row_factor. May use `stage`.
+void end_rows(RowTile tile, Online online[STATES]) {
+    uint mine = gl_SubgroupID * 2u * EDGE * OUT_PITCH;
+    [[unroll]] for (uint state = 0u; state < STATES; ++state) {
+        SUMS sum;
+        coopMatReduceNV(sum, online[state].row_sum, gl_CooperativeMatrixReduceRowNV, sum_of);
+        subgroupBarrier();
+        coopMatStore(online[state].row_max, stage, mine, OUT_PITCH, gl_CooperativeMatrixLayoutRowMajor);
+        coopMatStore(sum, stage, mine + EDGE * OUT_PITCH, OUT_PITCH, gl_CooperativeMatrixLayoutRowMajor);
+        subgroupBarrier();
+        for (uint r = gl_SubgroupInvocationID; r < EDGE; r += gl_SubgroupSize) {
+            uint row = own_rows() + state * EDGE + r, at = mine + r * OUT_PITCH;
+            row_factor[row] = finish_row(tile, tile.first + row, (uintBitsToFloat(stage[at].x) - HEADROOM) * LN_2,
+                                         uintBitsToFloat(stage[at + EDGE * OUT_PITCH].x), (flags() & FLAG_LSE) != 0u);
+        }
+        subgroupBarrier();
+    }
+}
+#endif

@@ -1,0 +1,66 @@
+"""Every way to compute one call on a device: each algorithm, with each kernel of it that the device can run.
+
+A device chooses one kernel for an algorithm; here the others are forced, so that what another device would choose is
+tried too. `VKATTN_TIERS` could not: it names tiers, and the sizes of tiles are a matter of shared memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from unittest import mock
+
+from vkattn.caps.model import DeviceInfo
+from vkattn.dispatch import by_name
+from vkattn.kernels import fused, split, three_pass
+from vkattn.kernels.manifest import variant
+from vkattn.kernels.support import device_reasons
+from vkattn.problem import Problem
+
+
+@dataclass(frozen=True)
+class Way:
+    """An algorithm, the variants it is to use, and for `split` the shape of its kernel."""
+
+    algorithm: str
+    kernels: tuple[str, ...]
+    shape: split.Shape | None = None
+
+    def __str__(self) -> str:
+        return "+".join(self.kernels)
+
+    @contextmanager
+    def forced(self) -> Iterator[None]:
+        """Let the algorithm use these variants, whatever the device."""
+        kernel = variant(self.kernels[0])
+        with (mock.patch.object(fused, "candidates", lambda problem, info: [(kernel, [])]) if self.shape is None else
+              mock.patch.object(split, "shape", lambda problem, info: self.shape)):
+            yield
+
+
+def splits_of(count: int | None) -> mock._patch:
+    """Let `split` cut the keys into so many parts; None leaves it the choice."""
+    chosen = split.num_splits if count is None else lambda items, max_kv_len, info: max(1, min(count, max_kv_len))
+    return mock.patch.object(split, "num_splits", chosen)
+
+
+def ways(problem: Problem, info: DeviceInfo, *, shuffles: bool = True) -> list[Way]:
+    """Return the ways to compute ``problem``; of `split`'s kernels only the device's own one unless ``shuffles``."""
+    found = [Way("three_pass", tuple(kernel.name for kernel in three_pass.variants(problem)))]
+    # Of all device types a CPU has the most candidates.
+    for kernel, _ in fused.candidates(problem, replace(info, device_type="cpu")):
+        if not fused.variant_reasons(kernel, info):
+            found.append(Way("fused", (kernel.name,)))
+    shapes = [split.shape(problem, info)]
+    if shuffles:
+        shapes += [split.shape(problem, replace(info, device_type=kind)) for kind in ("cpu", "discrete")]
+    for shape in dict.fromkeys(shapes):
+        if not device_reasons(shape.kernel, info):
+            found.append(Way("split", (shape.kernel.name,), shape))
+    able = []
+    for way in found:
+        with way.forced():
+            if not by_name(way.algorithm).not_supported_reasons(problem, info):
+                able.append(way)
+    return able

@@ -1,0 +1,15 @@
+"""Where vkattn keeps files between runs. Used by the setup and by the self-tests of kernels."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def cache_dir(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the folder for what vkattn keeps between runs: $VKATTN_CACHE, or vkattn/ in the user's cache folder."""
+    if environ.get("VKATTN_CACHE"):
+        return Path(environ["VKATTN_CACHE"])
+    base = environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "vkattn"
