@@ -14,7 +14,8 @@ from smollm2_model import Attend, Config
 
 import vkattn
 
-CACHE_DTYPES = ("float32", "float16", "bfloat16")
+QUANTISED = ("int8", "q8_0", "q4_0")
+CACHE_DTYPES = ("float32", "float16", "bfloat16", *QUANTISED)
 
 
 class GraphAttention:
@@ -68,11 +69,17 @@ class GraphAttention:
 
 
 class OracleAttention:
-    """Attention by the float64 oracle, on what a cache of this dtype holds; the output is rounded to float32."""
+    """Attention by the float64 oracle, on what a cache of this dtype holds; the output is rounded to float32.
+
+    Of a quantised cache it keeps, in float64, what the oracle's quantiser makes of the rows.
+    """
 
     def __init__(self, config: Config, capacity: int, dtype: str = "float32") -> None:
         shape = (config.num_layers, 1, config.num_kv_heads, capacity, config.head_dim)
         stored = import_package("ml_dtypes").bfloat16 if dtype == "bfloat16" else dtype
+        self.dtype = dtype
+        if dtype in QUANTISED:
+            stored = "float64"
         self.keys = np.zeros(shape, stored)
         self.values = np.zeros(shape, stored)
 
@@ -81,8 +88,10 @@ class OracleAttention:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Keep new rows; return all that the layer holds then, ``[1, num_kv_heads, tokens, head_dim]``."""
         end = position + key.shape[2]
-        self.keys[layer, :, :, position:end] = key
-        self.values[layer, :, :, position:end] = value
+        for kept, rows in ((self.keys, key), (self.values, value)):
+            if self.dtype in QUANTISED:
+                rows = vkattn.oracle.dequantize(*vkattn.oracle.quantize(rows, self.dtype))
+            kept[layer, :, :, position:end] = rows
         return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
 
     def __call__(self, layer: int, query: np.ndarray, key: np.ndarray, value: np.ndarray, position: int) -> np.ndarray:
@@ -125,11 +134,17 @@ class CheckedAttention:
 
 
 def cache_differences(cache: vkattn.KVCache, held: OracleAttention, length: int) -> list[int]:
-    """Return the layers of ``cache`` that do not hold ``length`` tokens, each element bit for bit as ``held``."""
+    """Return the layers of ``cache`` that do not hold ``length`` tokens, each element bit for bit as ``held``.
+
+    A quantised cache is read as float32. A GPU whose division is not exact may choose a neighbouring code, and such a
+    layer is named here.
+    """
     different = []
     for layer in range(cache.num_layers):
         expected = [kept[layer, :, :, :length].swapaxes(1, 2) for kept in (held.keys, held.values)]
         got = cache.read(layer)  # [1, tokens, num_kv_heads, head_dim]
+        if held.dtype in QUANTISED:
+            expected = [rows.astype(np.float32) for rows in expected]
         if any(a.shape != b.shape or a.tobytes() != b.tobytes() for a, b in zip(got, expected, strict=True)):
             different.append(layer)
     return different

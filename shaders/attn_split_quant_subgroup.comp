@@ -42,7 +42,6 @@ layout(push_constant) uniform Push {
 #define UNIT_VECS 4
 #endif
 #include "query_out.glsl"
-#include "code_units.glsl"
 #if defined(LANES_L4)
 #define LANES 4
 #elif defined(LANES_L8)
@@ -53,13 +52,18 @@ layout(push_constant) uniform Push {
 #define ROWS 4
 #define VECS UNIT_VECS
 #ifndef IN_FLIGHT
+#if defined(KEY_Q4_0) && LANES >= 8
+#define IN_FLIGHT 8  // half the bytes of the other formats: twice the keys
+#else
 #define IN_FLIGHT 4
+#endif
 #endif
 #define SHARERS (LANES / IN_FLIGHT)  // neighbours that weigh the same key
 #define BLOCK_ROWS uint(ROWS)
 #define RUN (LANES * VECS)
 
 #include "params.glsl"
+#include "code_units.glsl"
 layout(set = 0, binding = 1) restrict readonly buffer Query { QUERY query[]; };
 layout(set = 0, binding = 2) restrict readonly buffer Key { UNIT key[]; };
 layout(set = 0, binding = 2) restrict readonly buffer KeyScales { uint key_scales[]; };
@@ -109,7 +113,8 @@ Source source_of(uint start, uint head_quads, uint batch_quads, uint row_quads, 
 }
 
 // Codes of the keys [j0, j0 + IN_FLIGHT) that this invocation holds, and their scales: of int8 both words of the key that
-// it weighs, of blocks the word with the scale of its own block. 0 at and beyond `end`.
+// it weighs, of blocks the word with the scale of its own block. Beyond the last key, and the last unit of a row, those
+// are read again, which costs less than to choose: such keys get no weight, and such units meet queries of 0.
 struct Codes {
     UNIT unit[IN_FLIGHT];
     uint scales[IN_FLIGHT];
@@ -117,27 +122,19 @@ struct Codes {
 
 #if defined(KEY_INT8)
 #define LOAD_SCALES(words)                                                           \
-    codes.scales[0] = codes.scales[1] = 0u;                                          \
-    if (j0 + own_key() < end) {                                                      \
-        uint at = source.scales_at + (j0 + own_key()) * 2u;                          \
-        codes.scales[0] = words[at];                                                 \
-        codes.scales[1] = words[at + 1u];                                            \
-    }
+    uint at = source.scales_at + min(j0 + own_key(), last) * 2u;                     \
+    codes.scales[0] = words[at];                                                     \
+    codes.scales[1] = words[at + 1u];
 #else
 #define LOAD_SCALES(words)                                                           \
-    [[unroll]] for (uint u = 0u; u < IN_FLIGHT; ++u) {                               \
-        codes.scales[u] = 0u;                                                        \
-        if (j0 + u < end && lane() < source.live_units)                              \
-            codes.scales[u] = words[source.scales_at + (j0 + u) * source.row_scales + lane() * VECS / 16u]; \
-    }
+    [[unroll]] for (uint u = 0u; u < IN_FLIGHT; ++u)                                 \
+        codes.scales[u] = words[source.scales_at + min(j0 + u, last) * source.row_scales + own * VECS / 16u];
 #endif
 #define LOAD(units, words)                                                           \
     Codes codes;                                                                     \
-    [[unroll]] for (uint u = 0u; u < IN_FLIGHT; ++u) {                               \
-        codes.unit[u] = UNIT(0u);                                                    \
-        if (j0 + u < end && lane() < source.live_units)                              \
-            codes.unit[u] = units[source.units_at + (j0 + u) * source.row_units + lane()]; \
-    }                                                                                \
+    uint last = end - 1u, own = min(lane(), source.live_units - 1u);                 \
+    [[unroll]] for (uint u = 0u; u < IN_FLIGHT; ++u)                                 \
+        codes.unit[u] = units[source.units_at + min(j0 + u, last) * source.row_units + own]; \
     LOAD_SCALES(words)                                                               \
     return codes;
 
@@ -218,8 +215,9 @@ void attend(RowTile tile, uint begin, uint end, inout State state, inout vec4 ac
                                 v_stride_row(), value_vecs());
     uint groups = lane_groups(), home = gl_SubgroupInvocationID - lane();
 
-    // Every invocation of a subgroup goes round equally often: the last keys are predicated. A group's keys are
-    // neighbours, so that what a subgroup reads is one piece.
+    // Every invocation of a subgroup goes round equally often. A group's keys are neighbours, so that what a subgroup
+    // reads is one piece.
+    uint two_23 = two_23_bits();
     uint rounds = (end - begin + groups * IN_FLIGHT - 1u) / (groups * IN_FLIGHT);
     uint j0 = begin + lane_group() * IN_FLIGHT;
     Codes k = load_keys(k_source, j0, end), v = load_values(v_source, j0, end);
@@ -234,7 +232,7 @@ void attend(RowTile tile, uint begin, uint end, inout State state, inout vec4 ac
 #endif
             [[unroll]] for (uint r = 0u; r < ROWS; ++r) s[u * ROWS + r] = 0.0;
             [[unroll]] for (uint i = 0u; i < VECS; ++i) {
-                vec4 x = unit_vec(k.unit[u], i, bias);
+                vec4 x = unit_vec(k.unit[u], i, bias, two_23);
                 [[unroll]] for (uint r = 0u; r < ROWS; ++r)
                     if (r < USED_ROWS) s[u * ROWS + r] = dot_add(q[r * VECS + i], x, s[u * ROWS + r]);
             }
@@ -245,7 +243,7 @@ void attend(RowTile tile, uint begin, uint end, inout State state, inout vec4 ac
         sum_over_lanes(s);
 
         uint j = j0 + own_key();
-        bool rises = false, is_zero = false;
+        bool rises = false;
         [[unroll]] for (uint r = 0u; r < ROWS; ++r) {
             if (r >= USED_ROWS) continue;
             float x = uintBitsToFloat(MINUS_INFINITY);
@@ -267,11 +265,12 @@ void attend(RowTile tile, uint begin, uint end, inout State state, inout vec4 ac
             s[r] = p == 0.0 ? 0.0 : p * uintBitsToFloat(v.scales[0]);  // a weight of 0 must not meet a NaN
 #else
             s[r] = p;
-            is_zero = is_zero || p == 0.0;
 #endif
         }
 #if !defined(KEY_INT8)
-        bool careful = subgroupAny(is_zero);
+        float blocks = 0.0;  // not finite if one of them is not (rare): a weight of 0 must not meet it
+        [[unroll]] for (uint u = 0u; u < IN_FLIGHT; ++u) blocks += block_scale(v.scales[u]);
+        bool careful = subgroupAny((floatBitsToUint(blocks) & 0x7F800000u) == 0x7F800000u);
 #endif
 
         [[unroll]] for (uint u = 0u; u < IN_FLIGHT; ++u) {
@@ -289,7 +288,7 @@ void attend(RowTile tile, uint begin, uint end, inout State state, inout vec4 ac
             }
 #endif
             [[unroll]] for (uint i = 0u; i < VECS; ++i) {
-                vec4 x = unit_vec(v.unit[u], i, bias);
+                vec4 x = unit_vec(v.unit[u], i, bias, two_23);
                 [[unroll]] for (uint r = 0u; r < ROWS; ++r)
                     if (r < USED_ROWS) acc[r * VECS + i] = fma(vec4(weight[r]), x, acc[r * VECS + i]);
             }

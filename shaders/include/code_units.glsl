@@ -3,12 +3,14 @@
 // A code is not shifted to bit 0: where it lies, its bits become the mantissa of 2^23 + 2^position code, and subtracting
 // 2^23 + 2^position bias leaves 2^position (code - bias), exactly. Two operations an element; the powers of two go into
 // the queries before (`unit_factor`) and are taken from the sums afterwards.
-// Includer must define KEY_INT8, KEY_Q8_0 or KEY_Q4_0, and UNIT_VECS.
+// Includer must define KEY_INT8, KEY_Q8_0 or KEY_Q4_0, and UNIT_VECS, and include params.glsl.
 #ifndef VKATTN_CODE_UNITS
 #define VKATTN_CODE_UNITS
 
-const uint TWO_23_BITS = 0x4B000000u;  // of 2^23, whose last bit is worth 1
 const float TWO_23 = 8388608.0;
+// The bits of 2^23, whose last bit is worth 1, as a number that the compiler does not know (the flags are few bits): with
+// a constant beside the mask it takes two logic operations for `x & mask | bits`, with a register one (NVIDIA, sm_90).
+uint two_23_bits() { return 0x4B000000u | flags() >> 31; }
 
 #if defined(KEY_Q4_0)
 const float BIAS = 8.0;
@@ -46,7 +48,7 @@ vec4 unit_power(uint i) { return vec4(1.0, 256.0, 1.0, 256.0); }
 vec4 unit_factor(uint i) { return 1.0 / unit_power(i); }
 
 // 2^position (code - bias) of the four elements of vec i.
-vec4 unit_vec(UNIT unit, uint i, float bias) {
-    return uintBitsToFloat(unit_bits(unit, i) | TWO_23_BITS) - (TWO_23 + unit_power(i) * bias);
+vec4 unit_vec(UNIT unit, uint i, float bias, uint two_23) {
+    return uintBitsToFloat(unit_bits(unit, i) | two_23) - (TWO_23 + unit_power(i) * bias);
 }
 #endif

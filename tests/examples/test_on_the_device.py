@@ -44,6 +44,16 @@ def test_smollm2_is_proven(device: Any, options: tuple[str, ...], bytes_per_toke
     assert "chose the same tokens, all 2" in printed
 
 
+@pytest.mark.slow
+def test_smollm2_over_a_quantised_cache(device: Any) -> None:
+    printed = run_example("smollm2.py", "--tokens", "2", "--device", device.info.name, "--cache", "q8_0")
+    assert re.search(r"Cache   q8_0, 12\d\d\d bytes per token", printed)  # 2 x 30 x 3 rows of 64 codes and 2 halves
+    assert "Right: " in printed
+    assert "Exact: the cache holds the keys and values of all 36 tokens" in printed
+    assert re.search(r"attend +kv_append_quantised +[\d.]+\n", printed)
+    assert re.search(r"Tokens  [012] of 2 are those of a run with a float16 cache", printed)
+
+
 def test_smollm2_names_the_devices_there_are(device: Any) -> None:
     command = [sys.executable, str(EXAMPLES / "smollm2.py"), "--tokens", "2", "--device", "no such device"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=180)

@@ -30,12 +30,12 @@ def attend(query: Rows, key: Rows, value: Rows, **options: Any) -> Any:
 
 
 #: (batch, query heads, KV heads, q_len, capacity, head_dim, value_dim, start_pos)
-SIZES = [(1, 8, 8, 24, 256, 128, 128, 0), (2, 4, 4, 4, 8, 4, 4, 3), (1, 32, 8, 130, 140, 128, 128, 0),
-         (1, 32, 16, 1, 200, 128, 128, 130), (3, 8, 1, 2, 70, 17, 33, 50)]
+SIZES = [((1, 8, 8, 24, 256, 128, 128, 0), "bshd"), ((2, 4, 4, 4, 8, 4, 4, 3), "bshd"),
+         ((2, 4, 4, 4, 8, 4, 4, 3), "bhsd"), ((1, 32, 8, 130, 140, 128, 128, 0), "bhsd"),
+         ((1, 32, 16, 1, 200, 128, 128, 130), "bshd"), ((3, 8, 1, 2, 70, 17, 33, 50), "bhsd")]
 
 
-@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
-@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize(("size", "layout"), SIZES, ids=str)
 def test_upstreams_shapes(device: Device, rng: np.random.Generator, size: tuple[int, ...], layout: str) -> None:
     """Keys beyond the last position have NaN for scales: they are never read."""
     batch, heads, kv_heads, q_len, capacity, head_dim, value_dim, start = size
@@ -44,7 +44,7 @@ def test_upstreams_shapes(device: Device, rng: np.random.Generator, size: tuple[
     dead = (slice(None), slice(None), slice(start + q_len, None)) if layout == "bhsd" else (
         slice(None), slice(start + q_len, None))
     key[1][dead], value[1][dead] = np.nan, np.inf
-    for causal in (None, "bottom_right"):
+    for causal in (None, "bottom_right")[q_len > 100 :]:
         out, lse = attend(query, key, value, start_pos=start, causal=causal, layout=layout, return_lse=True,
                           device=device)
         assert out.dtype == np.float32
