@@ -13,8 +13,8 @@ from ..errors import OptionError
 
 KINDS = ("decode", "prefill")
 
-#: Bytes of 32 elements as a cache of each dtype holds them: int8 has a scale and a zero point for each row (left out
-#: here, it is under a tenth), q8_0 and q4_0 a half-precision scale for each block of 32.
+#: Bytes of 32 elements as a cache of each dtype holds them: q8_0 and q4_0 have a half-precision scale for each block of
+#: 32. The scale and the zero point of an int8 row are left out here: 8 bytes, a sixteenth of a row of 128 elements.
 BLOCK_BYTES = {"float32": 128, "float16": 64, "bfloat16": 64, "int8": 32, "q8_0": 34, "q4_0": 18}
 
 #: Keys of an entry in grid.toml, and what those that are left out stand for.

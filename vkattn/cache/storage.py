@@ -59,7 +59,7 @@ class CacheStorage:
         return group, (index * self.layer_words[0], index * self.layer_words[1])
 
     def offsets(self, layer: int) -> dict[str, int]:
-        """Return the params words (in vecs) that choose ``layer`` within its group."""
+        """Return the params words (in units of `unit_words` words) that choose ``layer`` within its group."""
         _, starts = self.place(layer)
         return {name: start // self.unit_words for name, start in zip(LAYER_FIELDS, starts, strict=True)}
 

@@ -1,7 +1,8 @@
 """Asks the Vulkan driver which devices there are and what they can do; the only user of the Vulkan binding.
 
-A short-lived instance of our own is made for the question, so that no Kompute device has to be opened for it. It is
-made as Kompute 0.9.0 makes its own (API 1.1, no portability flag), so that both see the same devices in the same order.
+A short-lived instance of our own is made for the question, so that no Kompute device has to be opened for it (and one
+more, once, that stays: `_KEPT`). It is made as Kompute 0.9.0 makes its own (API 1.1, no portability flag), so that both
+see the same devices in the same order.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A block is a header of `HEADER_WORDS` words, one per name below, followed by five arrays: kv_len, q_offset, input_pos
 (batch_size words each), alibi_slope and sink (num_heads words each). ``shaders/include/params.glsl`` is generated
 from `FIELDS` by ``scripts/gen_params.py``; nothing else knows an offset. Strides of queries, keys, values and outputs
-are in vecs (groups of four elements), those of the mask in elements.
+are in vecs (groups of four elements), of quantised keys and values in quads (four words), of the mask in elements.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ FIELDS: tuple[tuple[str, str], ...] = (
     ("tiles_per_chunk", "u"),  # row tiles whose scores the buffer holds
     ("num_splits", "u"),  # attn_split: parts of the keys of one head
     ("keys_per_split", "u"),
-    ("key_offset", "u"),  # where the layer's keys and values start, in vecs: a run-time choice of layer
+    ("key_offset", "u"),  # where the layer's keys and values start, in vecs or quads: a run-time choice of layer
     ("value_offset", "u"),
     ("new_k_stride_batch", "u"),  # the rows that kv_append writes to the cache
     ("new_k_stride_head", "u"),

@@ -12,8 +12,8 @@ hand. The thread is in the docstring. Cases of the same kind that are elsewhere:
   test_races.py. Barriers that not all invocations meet (llama.cpp#17297): scripts/validation.py.
 - 257 different lengths in a row (aule-attention 0.5): cache/test_sdpa_with_kv_cache.py (300_lengths_keep_few_plans).
 - Empty keys crash (aule-attention 0.5): test_attention.py (nothing_to_attend_gives_zero, empty_outputs).
-- Quantised caches and pages (llama.cpp#26195 with q8_0, flashinfer#2896 with pages): there are none yet; the sizes of
-  these reports are here, without them.
+- Quantised caches and pages (llama.cpp#26195 with q8_0, flashinfer#2896 with pages): the sizes of these reports are
+  here, without either. Quantised caches have cache/test_sdpa_quantised.py; there are no pages yet.
 """
 
 from __future__ import annotations
