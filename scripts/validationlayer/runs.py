@@ -39,6 +39,7 @@ GPU_ASSISTED_TESTS = (
     "tests/gpu/kernels/test_fill_copy.py",
     "tests/gpu/test_check.py::test_part[words]",
     "tests/gpu/test_check.py::test_part[caches]",
+    "tests/gpu/test_check.py::test_part[quantised caches]",
     "tests/gpu/test_check.py::test_a_small_problem_by_each_algorithm",
 )
 

@@ -9,14 +9,15 @@ import pytest
 
 import vkattn
 from tests.tolerance import assert_matches_oracle
-from vkattn.check import Result, check_caches, check_device, check_words, failed
+from vkattn.check import Result, check_caches, check_device, check_quantised_caches, check_words, failed
 from vkattn.dispatch import ALGORITHMS, by_name
 from vkattn.errors import NoKernelError
 from vkattn.kernels.manifest import load_manifest
 from vkattn.runtime.device import Device
 from vkattn.validate import attention_call
 
-PARTS: dict[str, Callable[[Device, dict[str, Result]], None]] = {"words": check_words, "caches": check_caches}
+PARTS: dict[str, Callable[[Device, dict[str, Result]], None]] = {
+    "words": check_words, "caches": check_caches, "quantised caches": check_quantised_caches}
 
 
 @pytest.mark.parametrize("part", PARTS)

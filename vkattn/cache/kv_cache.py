@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import FLOAT_DTYPES, dtype_name
-from ..errors import CapacityError, ClosedError, DTypeError, OptionError, ShapeError
-from ..formats import CACHE_DTYPES, QUANTISED, check_range, dequantised, is_plain
+from ..errors import CapacityError, ClosedError, OptionError
+from ..formats import QUANTISED, check_range, dequantised
 from ..layout import packed_words
 from ..lru import BoundedPlans
 from ..mask import as_integer
 from ..runtime.device import PLANS_HEAP_FRACTION, Device, resolve_device
-from ..validate import check_mixture
 from . import move
 from .append import AppendPlan
+from .checks import cache_dtype, positive, rows_dtype
 from .layer import CacheLayer as CacheLayer
 from .storage import CacheStorage
 from .transfer import load_layer, raw_layer
@@ -63,14 +63,14 @@ class KVCache:
     def __init__(self, batch: int, num_kv_heads: int, capacity: int, head_dim: int, *, value_dim: int | None = None,
                  num_layers: int = 1, dtype: str = "float16", value_dtype: str | None = None,
                  device: Device | None = None) -> None:
-        self.batch = _positive(batch, "batch")
-        self.num_kv_heads = _positive(num_kv_heads, "num_kv_heads")
-        self.capacity = _positive(capacity, "capacity")
-        self.head_dim = _positive(head_dim, "head_dim")
-        self.value_dim = self.head_dim if value_dim is None else _positive(value_dim, "value_dim")
-        self.num_layers = _positive(num_layers, "num_layers")
-        self.dtype = _cache_dtype(dtype, "dtype")
-        self.value_dtype = self.dtype if value_dtype is None else _cache_dtype(value_dtype, "value_dtype")
+        self.batch = positive(batch, "batch")
+        self.num_kv_heads = positive(num_kv_heads, "num_kv_heads")
+        self.capacity = positive(capacity, "capacity")
+        self.head_dim = positive(head_dim, "head_dim")
+        self.value_dim = self.head_dim if value_dim is None else positive(value_dim, "value_dim")
+        self.num_layers = positive(num_layers, "num_layers")
+        self.dtype = cache_dtype(dtype, "dtype")
+        self.value_dtype = self.dtype if value_dtype is None else cache_dtype(value_dtype, "value_dtype")
         self.device = resolve_device(device)
         self._lengths = np.zeros((self.num_layers, self.batch), np.int64)
         dims = (self.head_dim, self.value_dim)
@@ -156,6 +156,7 @@ class KVCache:
         Parameters
         ----------
         key : Array, shape ``[batch, tokens, num_kv_heads, head_dim]``, float32 or the cache's dtype
+            A quantised cache takes float32, float16 and bfloat16.
         value : Array, shape ``[batch, tokens, num_kv_heads, value_dim]``, key's dtype
         input_pos : int, or integers of shape ``[batch]``
             Where row 0 goes, in tokens: at most the live length (no gap). Writing before it truncates.
@@ -169,7 +170,7 @@ class KVCache:
         self.check()
         layer = self.check_layer(layer)
         rows = (np.asarray(key), np.asarray(value))
-        dtype = self.check_rows(rows[0].shape, rows[1].shape, dtype_name(rows[0], "key", FLOAT_DTYPES),
+        dtype = rows_dtype(self, rows[0].shape, rows[1].shape, dtype_name(rows[0], "key", FLOAT_DTYPES),
                                 dtype_name(rows[1], "value", FLOAT_DTYPES))
         check_range("key", rows[0], self.dtype)
         check_range("value", rows[1], self.value_dtype)
@@ -186,29 +187,6 @@ class KVCache:
         """Return the words of a host buffer for ``rows``: a power of two, if the device allows it."""
         words = packed_words(rows.shape, dtype)
         return max(words, min(1 << max(10, (words - 1).bit_length()), self.device.info.max_storage_buffer_range // 4))
-
-    def check_rows(self, key: tuple[int, ...], value: tuple[int, ...], key_dtype: str, value_dtype: str) -> str:
-        """Return the dtype of new rows (bshd shapes), or raise ShapeError or DTypeError."""
-        for name, given, dim in (("key", key, self.head_dim), ("value", value, self.value_dim)):
-            tokens = given[1] if len(given) == 4 else 0
-            if given != (self.batch, max(tokens, 1), self.num_kv_heads, dim):
-                raise ShapeError(f"`{name}` has shape {given}; this cache takes (batch {self.batch}, tokens, "
-                                 f"num_kv_heads {self.num_kv_heads}, dim {dim}), at least one token.")
-        if key[1] != value[1]:
-            raise ShapeError(f"`key` has {key[1]} tokens but `value` has {value[1]}.")
-        if key_dtype != value_dtype:
-            raise DTypeError(f"`key` is {key_dtype} but `value` is {value_dtype}; they must have the same dtype.")
-        if is_plain(self.dtype, self.value_dtype) and key_dtype not in ("float32", self.dtype):
-            raise DTypeError(f"`key` is {key_dtype}; this {self.dtype} cache takes float32"
-                             f"{'' if self.dtype == 'float32' else f' or {self.dtype}'} rows.")
-        return key_dtype
-
-    def check_query(self, query_dtype: str) -> str:
-        """Return a float dtype that stands for the cache's beside such queries, or raise DTypeError."""
-        if not is_plain(self.dtype, self.value_dtype):
-            return query_dtype
-        check_mixture(query_dtype, self.dtype, self.dtype)
-        return self.dtype
 
     def truncate(self, length: Any) -> None:
         """Forget all tokens at or beyond ``length`` (an int, or integers ``[batch]``), in every layer."""
@@ -308,16 +286,3 @@ class KVCache:
     def __del__(self) -> None:
         if hasattr(self, "_closed"):
             self.close()
-
-
-def _positive(value: Any, argument: str) -> int:
-    number = as_integer(value)
-    if number is None or number < 1:
-        raise OptionError(f"`{argument}` is {value!r}; it must be an integer of at least 1.")
-    return number
-
-
-def _cache_dtype(dtype: Any, argument: str) -> str:
-    if not isinstance(dtype, str) or dtype not in CACHE_DTYPES:
-        raise OptionError(f"`{argument}` is {dtype!r}; supported: {', '.join(map(repr, CACHE_DTYPES))}.")
-    return str(dtype)

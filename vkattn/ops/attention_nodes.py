@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..cache.checks import query_stand_in
 from ..cache.kv_cache import KVCache
 from ..errors import DTypeError, OptionError, PlanError, ShapeError
 from ..graph.steps import Resource
@@ -205,7 +206,7 @@ class AttentionNodes(CacheNodes):
         if not isinstance(key, CacheValue):
             check_mixture(query.dtype, base.key_dtype, base.key_dtype)
         else:
-            key.cache.check_query(query.dtype)
+            query_stand_in(key.cache, query.dtype)
         uses_position = window != (None, None) or alibi_slopes is not None
         if uses_position and causal is None and q_offset is None and not (
                 kv_len is None and q_len == base.kv_len):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from ..cache.checks import rows_dtype
 from ..cache.kv_cache import KVCache
 from ..errors import CapacityError, PlanError, ShapeError
 from ..formats import QUANTISED
@@ -73,7 +74,7 @@ class CacheNodes(Declarations):
                 raise ShapeError(f"{node}: `{argument}` is {given}; it must have 4 dimensions, {' '.join(layout)}.")
         sizes = [split_shape(given.shape, layout) for given in (key, value)]  # type: ignore[arg-type]
         shapes = [(b, capacity(tokens), heads, dim) for b, heads, tokens, dim in sizes]
-        dtype = store.check_rows(shapes[0], shapes[1], key.dtype, value.dtype)
+        dtype = rows_dtype(store, shapes[0], shapes[1], key.dtype, value.dtype)
         tokens = sizes[0][2]
         if tokens != sizes[1][2]:
             raise ShapeError(f"{node}: `key` is {key} but `value` is {value}; they must have the same tokens.")

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ..cache.checks import query_stand_in, rows_dtype
 from ..cache.kv_cache import CacheLayer, KVCache
 from ..dtypes import FLOAT_DTYPES, dtype_name, numpy_dtype
 from ..errors import OptionError, ShapeError
@@ -44,7 +45,8 @@ def sdpa_with_kv_cache(
     ----------
     query : Array, shape ``[batch, q_len, num_heads, head_dim]`` (bshd), float32 or the cache's dtype
     key : Array, shape ``[batch, q_len, num_kv_heads, head_dim]`` (bshd), float32 or the cache's dtype
-        The new rows, as many as there are queries; rounded to the cache's dtype on the device.
+        The new rows, as many as there are queries; rounded to the cache's dtype, or quantised, on the device. With a
+        quantised cache, queries and rows are float32, float16 or bfloat16.
     value : Array, shape ``[batch, q_len, num_kv_heads, value_dim]`` (bshd), key's dtype
     cache : KVCache of one layer, or ``cache.layer(i)``
     input_pos : int, or integers of shape ``[batch]``
@@ -93,7 +95,7 @@ def sdpa_with_kv_cache(
     # The queries meet the rows as the cache holds them: stand-ins of its dtype are checked in their place, or of the
     # queries' own where the cache takes any.
     query = as_array(query, "query")
-    stands_for = store.check_query(dtype_name(query, "query", FLOAT_DTYPES))
+    stands_for = query_stand_in(store, dtype_name(query, "query", FLOAT_DTYPES))
     rounded = [np.broadcast_to(np.zeros((), numpy_dtype(stands_for)), array.shape) for array in new.values()]
     call = attention_call(query, *rounded, scale=scale, softcap=softcap, window=window, sinks=sinks,
                           alibi_slopes=alibi_slopes, q_offset=0, layout=layout, return_lse=return_lse)
@@ -104,7 +106,7 @@ def sdpa_with_kv_cache(
     if resolve_causal(causal) == "top_left":
         raise OptionError("`causal` is 'top_left'; with a cache it must be 'bottom_right' or None.")
     rows = [(b, s, h, d) for b, h, s, d in (split_shape(array.shape, layout) for array in new.values())]
-    store.check_rows(rows[0], rows[1], *new_dtypes)
+    rows_dtype(store, rows[0], rows[1], new_dtypes[0], new_dtypes[1])
     with store.device.lock:
         start = store.check_append(input_pos, options.q_len, layer)
         longest = int(start.max()) + options.q_len
