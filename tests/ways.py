@@ -49,12 +49,12 @@ def ways(problem: Problem, info: DeviceInfo, *, shuffles: bool = True) -> list[W
     """Return the ways to compute ``problem``; of `split`'s kernels only the device's own one unless ``shuffles``."""
     found = [Way("three_pass", tuple(kernel.name for kernel in three_pass.variants(problem)))]
     # Of all device types a CPU has the most candidates.
-    for kernel, _ in fused.candidates(problem, replace(info, device_type="cpu")):
+    for kernel, _ in fused.candidates(problem, replace(info, device_type="cpu", tuning=None)):
         if not fused.variant_reasons(kernel, info):
             found.append(Way("fused", (kernel.name,)))
     shapes = [split.shape(problem, info)]
     if shuffles:
-        shapes += [split.shape(problem, replace(info, device_type=kind)) for kind in ("cpu", "discrete")]
+        shapes += [split.shape(problem, replace(info, device_type=kind, tuning=None)) for kind in ("cpu", "discrete")]
     for shape in dict.fromkeys(shapes):
         if not device_reasons(shape.kernel, info):
             found.append(Way("split", (shape.kernel.name,), shape))

@@ -21,7 +21,6 @@ from tests.fakes import fake_device_info
 from tests.tolerance import Expected
 from tests.ways import Way, splits_of
 from vkattn.caps.model import DeviceInfo
-from vkattn.dispatch import ALGORITHMS
 from vkattn.dtypes import AXIS, numpy_dtype
 from vkattn.formats import QUANTISED
 from vkattn.kernels import fused, split, three_pass
@@ -62,7 +61,7 @@ def way_of(kernel: Variant, info: DeviceInfo) -> tuple[Problem, Way]:
     """Return a problem of four tiles of keys for a variant, and how to have it computed with that variant."""
     if kernel.kernel in ("attn_split", "attn_split_subgroup"):
         problem, kind, subgroup_size = split_problems()[kernel.name]
-        shape = split.shape(problem, replace(info, device_type=kind, subgroup_size=subgroup_size))
+        shape = split.shape(problem, replace(info, device_type=kind, subgroup_size=subgroup_size, tuning=None))
         return problem, Way("split", (shape.kernel.name,), shape)
     query_dtype, key_dtype = DTYPE[kernel.axes["query"]], DTYPE[kernel.axes["key"]]
     if kernel.kernel == "attn_weights":
@@ -88,7 +87,7 @@ CACHES = [*DTYPES, *(("float32", dtype) for dtype in QUANTISED)]
 
 def cannot_run(kernel: Variant, info: DeviceInfo) -> list[str]:
     """Return why the device cannot run a variant."""
-    is_foreign = kernel.kernel == "attn_split_subgroup" and info.device_type in split.PLAIN_DEVICE_TYPES
+    is_foreign = kernel.kernel == "attn_split_subgroup" and not info.tuned.split_subgroups
     if is_foreign and kernel.axes["query"] != "f16" and not IS_LONG:
         return ["not chosen on a device of this type; tried with float16 only unless VKATTN_LONG=1"]
     lanes = int(kernel.axes.get("lanes", "l1")[1:])
@@ -126,13 +125,15 @@ def test_a_kernel_gives_the_same_bits_every_time(device: Device, rng: np.random.
 
 
 def test_every_variant_is_hunted() -> None:
-    """Those of the three passes and of the caches go together."""
+    """Those of the three passes and of the caches go together; matrix units are hunted in test_attn_coopmat.py."""
     info = fake_device_info(**ROOM)
     alone = {kernel.name for kernel in KERNELS}
     together = {name for kernel in KERNELS for name in way_of(kernel, info)[1].kernels}
     caches = {kernel.name for kernel in load_manifest().values()
               if kernel.kernel.startswith("kv_") or is_quantised(kernel)}
-    assert alone | together | caches == set(load_manifest()) - {"copy", "fill"}
+    others = {kernel.name for kernel in load_manifest().values()
+              if kernel.kernel in ("copy", "fill", "roofline_copy", "roofline_fma", "attn_coopmat", "attn_coopmat2")}
+    assert alone | together | caches == set(load_manifest()) - others
     for kernel in KERNELS:
         assert kernel.name in way_of(kernel, info)[1].kernels
 
@@ -166,7 +167,7 @@ def test_an_append_gives_the_same_bits_every_time(filled: tuple[vkattn.KVCache, 
 
 
 @pytest.mark.parametrize(("algorithm", "filled"), [
-    (algorithm, dtypes) for algorithm in ALGORITHMS for dtypes in CACHES
+    (algorithm, dtypes) for algorithm in ("split", "fused", "three_pass") for dtypes in CACHES
     if IS_LONG or algorithm == "split" or dtypes in (("float32", "float16"), ("float32", "q8_0"))], indirect=["filled"])
 def test_append_and_attend_give_the_same_bits_every_time(device: Device, algorithm: str,
                                                          filled: tuple[vkattn.KVCache, list[np.ndarray]]) -> None:

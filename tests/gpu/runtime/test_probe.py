@@ -66,7 +66,7 @@ def test_every_field_has_its_declared_kind(info: DeviceInfo) -> None:
     for field in fields(info):
         value = getattr(info, field.name)
         plain = str(field.type).split("[")[0]
-        assert type(value).__name__ == plain, field.name
+        assert type(value).__name__ == plain or (plain == "Tuning | None" and value is None), field.name
     assert type(info.heaps[0].size_bytes) is int
 
 
