@@ -5,13 +5,13 @@
 //           or plus infinity gives NaN and lse = NaN
 // Bindings  0 params  1 query [B, H, L, D]  2 key [B, Hkv, S, D]  3 value [B, Hkv, S, Ev]  4 mask, broadcast to
 //           [B, H, L, S]  5 out [B, H, L, Ev]  6 lse [B, H, L] float32, rows padded to 4 with 0, written if FLAG_LSE is
-//           set. Strides are in params.
+//           set. Strides are in params. Keys and values of any format (vkattn/formats.py)
 // Grid      any number of workgroups; each takes 64 rows x 64 (w64) or 128 (w128) elements of value_dim after another,
 //           the rows that see most keys first. large: 256 invocations, 16 x 16 for scores, 4 rows x 4 keys each, 4 to a
 //           row for the softmax, 16 x 16 for the output, 4 rows x 1 or 2 vecs each. small: 128 invocations, 8 x 16 for
 //           scores, 2 to a row, 16 x 8 for the output. What is staged next is read while what is staged now is used
-// Push      params_base (words); chunk (of tiles_per_chunk row tiles); query_base, key_base, value_base (vecs);
-//           mask_base (words); out_base (vecs); lse_base (words)
+// Push      params_base (words); chunk (of tiles_per_chunk row tiles); query_base, key_base, value_base (vecs; of
+//           quantised rows quads); mask_base (words); out_base (vecs); lse_base (words)
 // Bounds    keys and values outside the tile's visible range are not read, nor are rows beyond q_len; a tile of keys
 //           that the mask closes for all rows is not read either, and one that all rows see whole reads no mask. A
 //           weight of 0 never multiplies a value that is not finite. Padding of the output's rows is written 0 (NaN in

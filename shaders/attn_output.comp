@@ -1,10 +1,10 @@
 // Purpose   pass 3 of the three-pass attention: the output rows of one chunk, from their weights
 // Maths     out[r, e] = sum_j p[r, j] v[j, e], over the keys that row r sees and whose weight is not 0
 // Bindings  0 params  1 probs [row tile in chunk, 32, score_stride] float32 vec4s  2 value [B, Hkv, S, Ev]
-//           3 out [B, H, L, Ev]. Strides are in params.
+//           3 out [B, H, L, Ev]. Strides are in params. Values of any format (vkattn/formats.py)
 // Grid      any number of workgroups; each takes one tile of 32 rows x 64 elements of value_dim after another.
 //           128 invocations as 16 x 8, 4 rows x 1 vec each; 32 keys pass through shared memory at a time
-// Push      params_base (words); chunk; probs_base (vec4s); value_base, out_base (vecs)
+// Push      params_base (words); chunk; probs_base (vec4s); value_base, out_base (vecs; of quantised rows quads)
 // Bounds    vec4s of weights without a key that the row sees count as 0 and are not read (in the others, pass 2 has
 //           written 0 outside the row's range); values outside the tile's range, or under weights that are all 0
 //           because of the mask, are not read. A weight of 0 never multiplies a value that is not finite. Padding of

@@ -4,11 +4,12 @@
 //           acc' = acc e^(m-m') + sum_j e^(s_j-m') v_j;  out = acc / l;  lse = m + ln l
 // Bindings  0 params  1 query [B, H, L, D]  2 key [B, Hkv, S, D]  3 value [B, Hkv, S, Ev]  4 mask
 //           5 parts [item, split, ROWS, 1 + value vecs] vec4s  6 tickets [item], 0 before and after every run
-//           7 out [B, H, L, Ev]  8 lse [B, H, L]. An item is ROWS rows of one (batch, KV head)
+//           7 out [B, H, L, Ev]  8 lse [B, H, L]. An item is ROWS rows of one (batch, KV head). Keys and values of any
+//           format (vkattn/formats.py)
 // Grid      any number of workgroups of 64; each takes one (item, split) after another, 256 keys at a time: an
 //           invocation computes the scores of 4 keys, then 16 share the softmax of a row, then each sums one vec
-// Push      params_base (words); query_base, key_base, value_base, out_base (vecs); mask_base, tickets_base, lse_base
-//           (words); parts_base (vec4s)
+// Push      params_base (words); query_base, key_base, value_base, out_base (vecs; of quantised rows quads); mask_base,
+//           tickets_base, lse_base (words); parts_base (vec4s)
 // Bounds    head_dim and value_dim to 256. Only keys in the union of the rows' visible ranges are read
 // Requires  nothing beyond Vulkan 1.1
 // Source    Flash-Decoding (Dao et al. 2023); Milakov and Gimelshein 2018

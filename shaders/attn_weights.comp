@@ -1,10 +1,12 @@
 // Purpose   pass 1 of the three-pass attention: the scores of one chunk of query rows
 // Maths     s[r, j] = softcap(scale * <q_r, k_j>) - slope * |p_r - j| + mask[r, j], minus infinity where masked
 // Bindings  0 params  1 query [B, H, L, D]  2 key [B, Hkv, S, D]  3 mask, broadcast to [B, H, L, S]
-//           4 scores [row tile in chunk, 32, score_stride] float32 vec4s. Strides are in params.
+//           4 scores [row tile in chunk, 32, score_stride] float32 vec4s. Strides are in params. Keys of any format
+//           (vkattn/formats.py)
 // Grid      any number of workgroups; each takes one 32 x 64 tile of scores after another. 128 invocations as 16 x 8,
 //           4 x 4 scores each; Q and K pass through shared memory 32 elements of head_dim at a time
-// Push      params_base (words); chunk; query_base, key_base (vecs); mask_base (words); scores_base (vec4s)
+// Push      params_base (words); chunk; query_base, key_base (vecs; of quantised rows quads); mask_base (words);
+//           scores_base (vec4s)
 // Bounds    keys outside the tile's visible range are not read, nor are rows beyond q_len. A tile that no row of it
 //           sees by position is left unwritten: pass 2 and 3 do not read it. One closed by the mask is minus infinity
 // Requires  nothing beyond Vulkan 1.1

@@ -178,8 +178,6 @@ class Case:
                     coopmat=uses_matrix_units, **options))
         return worst
 
-    # --- timing -----------------------------------------------------------------------------------------------------
-
     def _executions(self) -> list[list[Dispatch]]:
         """Return the dispatches of attention of each set, with outputs in the device's memory."""
         found: dict[str, list[Dispatch]] = {}
@@ -259,10 +257,7 @@ class Case:
         return replace(dispatch, bindings=tuple(bindings))
 
     def _timed(self, recording: Recording, counts: list[int], seconds: float, overlap: bool = False) -> Spread:
-        """Warm up and time the executions of a recording, of ``counts`` dispatches each.
-
-        Of executions that ``overlap`` only the mean of a whole recording says something.
-        """
+        """Warm up, and time executions of ``counts`` dispatches; of those that ``overlap`` a recording's mean only."""
         pace = warm_up(recording.run, warm_up_seconds(self.device.info))
         recording.timings()  # makes the recording with timestamps
         found: list[float] = []

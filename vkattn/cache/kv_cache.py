@@ -246,6 +246,8 @@ class KVCache:
              capacity: int | None = None, device: Device | None = None) -> KVCache:
         """Make a cache of one layer from rows that are quantised already (or floats of the cache's dtype).
 
+        All ``tokens`` of every batch entry are live then; `truncate` shortens entries that `raw` has padded.
+
         Parameters
         ----------
         key : int8 codes, shape ``[batch, tokens, num_kv_heads, head_dim]``; an array of ``dtype`` if that is a float
