@@ -7,6 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that whoever reads it finds the old text or the new one; make its folder if there is none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f"{path.name}.{os.getpid()}.new")
+    beside.write_text(text, encoding="utf-8")
+    beside.replace(path)
+
+
 def cache_dir(environ: Mapping[str, str] = os.environ) -> Path:
     """Return the folder for what vkattn keeps between runs: $VKATTN_CACHE, or vkattn/ in the user's cache folder."""
     if environ.get("VKATTN_CACHE"):

@@ -110,10 +110,14 @@ uint next_open(ScoreRule rule, uint col0, uint end, inout uint stamp) {
     return col0;
 }
 
-// A masked score in base 2 from a dot product.
+// A masked score in base 2 from a dot product. What is finite stays finite: the lowest float in a mask closes nothing.
 float score_2(float dot_product, ScoreRule rule, ScoreRow row, uint key) {
-    return masked_score(dot_product, rule, row, key) * LOG2_E;
+    float s = masked_score(dot_product, rule, row, key);
+    return isinf(s) || isnan(s) ? s : clamp(s * LOG2_E, LOWEST, -LOWEST);
 }
+
+// The maximum of a row's scores, as finish_row takes it. HEADROOM is lost in the lowest float.
+float natural_max(float row_max) { return row_max == LOWEST ? LOWEST : (row_max - HEADROOM) * LN_2; }
 
 // What is to be added to the sum of a row of the tile and an element of value_dim for key j, whose values are not all
 // finite and lie at `at`: its value, if that is not finite and the row attends it; else 0.

@@ -81,7 +81,7 @@ void end_rows(RowTile tile, Online online[STATES]) {
         sum += subgroupShuffleXor(sum, 2u);
         if (gl_SubgroupInvocationID % 4u == 0u)
             row_factor[held_row(state)] = finish_row(tile, tile.first + held_row(state),
-                                                     (online[state].row_max - HEADROOM) * LN_2, sum,
+                                                     natural_max(online[state].row_max), sum,
                                                      (flags() & FLAG_LSE) != 0u);
     }
 }

@@ -83,7 +83,7 @@ void end_rows(RowTile tile, Online online[STATES]) {
         subgroupBarrier();
         for (uint r = gl_SubgroupInvocationID; r < EDGE; r += gl_SubgroupSize) {
             uint row = own_rows() + state * EDGE + r, at = mine + r * OUT_PITCH;
-            row_factor[row] = finish_row(tile, tile.first + row, (uintBitsToFloat(stage[at].x) - HEADROOM) * LN_2,
+            row_factor[row] = finish_row(tile, tile.first + row, natural_max(uintBitsToFloat(stage[at].x)),
                                          uintBitsToFloat(stage[at + EDGE * OUT_PITCH].x), (flags() & FLAG_LSE) != 0u);
         }
         subgroupBarrier();

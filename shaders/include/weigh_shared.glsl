@@ -107,7 +107,7 @@ void end_rows(RowTile tile, Online online[STATES]) {
         [[unroll]] for (uint step = 1u; step < ROW_LANES; step *= 2u) sum += subgroupShuffleXor(sum, step);
         if (gl_SubgroupInvocationID % ROW_LANES == 0u)
             row_factor[held_row(state)] = finish_row(tile, tile.first + held_row(state),
-                                                     (online[state].row_max - HEADROOM) * LN_2, sum,
+                                                     natural_max(online[state].row_max), sum,
                                                      (flags() & FLAG_LSE) != 0u);
     }
 }

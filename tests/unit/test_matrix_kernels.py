@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -155,6 +156,18 @@ def test_a_folder_that_cannot_be_written_does_not_matter(tmp_path: Path, monkeyp
     assert verdicts.verdict(kernel, device()) == ""
 
 
+def test_a_user_without_a_home_has_no_verdicts_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("VKATTN_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", nowhere)
+    assert choose(PROBLEM, nvidia()).NAME == "fused"
+    passed(nvidia(), "attn_coopmat2_f16_d128_l32")
+    assert choose(PROBLEM, nvidia()).NAME == "coopmat2"
+
+
 def test_tiers(monkeypatch: pytest.MonkeyPatch) -> None:
     passed(nvidia(), "attn_coopmat2_f16_d128_l32")
     monkeypatch.setenv("VKATTN_TIERS", "base,subgroup")
@@ -200,21 +213,37 @@ def test_self_tests_run_when_a_choice_depends_on_them(judged: list[str]) -> None
 
 
 def test_the_better_family_is_tested_first_and_alone(judged: list[str]) -> None:
-    on: Any = SimpleNamespace(info=nvidia())
+    on: Any = SimpleNamespace(info=nvidia(), lock=threading.RLock())
     selftest.settle(on, PROBLEM, "auto")
     assert judged == ["attn_coopmat2_f16_d128_l32"]
 
 
 def test_a_test_that_takes_the_process_down_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    on: Any = SimpleNamespace(info=nvidia(), lock=threading.RLock())
+    seen = []
+
     def judge(device: Any, kernel: Variant) -> str:
+        seen.append(verdicts.path().read_text())  # all that a crash here would leave
         raise KeyboardInterrupt
 
     monkeypatch.setattr(selftest, "judge", judge)
-    on: Any = SimpleNamespace(info=nvidia())
     with pytest.raises(KeyboardInterrupt):
         selftest.settle(on, PROBLEM, "coopmat2")
+    assert coopmat2.untested(PROBLEM, on.info) is not None  # who broke it off may have it tried again
     verdicts.forget()
+    assert coopmat2.untested(PROBLEM, on.info) is not None
+    verdicts.path().write_text(seen[0])
     assert coopmat2.not_supported_reasons(PROBLEM, on.info) == [f"attn_coopmat2_f16_d128_l32: {verdicts.UNFINISHED}"]
+
+
+def test_a_test_that_could_not_run_is_tried_again_by_the_next_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    on: Any = SimpleNamespace(info=nvidia(), lock=threading.RLock())
+    monkeypatch.setattr(selftest, "judge", lambda device, kernel: f"{selftest.COULD_NOT_RUN} (CapacityError: full)")
+    selftest.settle(on, PROBLEM, "coopmat2")
+    (reason,) = coopmat2.not_supported_reasons(PROBLEM, on.info)
+    assert "CapacityError: full" in reason
+    verdicts.forget()
+    assert coopmat2.untested(PROBLEM, on.info) is not None
 
 
 def test_every_variant_is_reachable() -> None:

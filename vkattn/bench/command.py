@@ -11,6 +11,7 @@ from typing import Any
 from .. import __version__
 from ..dispatch import ALGORITHMS
 from ..errors import DeviceError, OptionError
+from ..paths import write_whole
 from ..runtime.device import Device
 from . import step
 from .grid import PEERS, Grid
@@ -46,7 +47,7 @@ def main(args: argparse.Namespace) -> int:
         def keep(rows: list[Row]) -> dict[str, Any]:
             result = document({"vkattn": __version__} | grid.header(), rows)
             if args.out:
-                Path(args.out).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+                write_whole(Path(args.out), json.dumps(result, indent=1) + "\n")
             return result
 
         rows = grid.run(keep)

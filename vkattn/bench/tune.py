@@ -16,6 +16,7 @@ from typing import Any
 
 from ..caps.tuning import CHOICES, Tuning, user_path, write_table
 from ..errors import DeviceError, OptionError
+from ..paths import write_whole
 from ..runtime.device import Device
 from .case import POOL_SEED, Case
 from .inputs import Pool
@@ -40,9 +41,9 @@ class Knob:
 
 
 def around(value: float) -> Sequence[Any]:
-    """Return a number's neighbours: half of it to twice it."""
+    """Return a number's neighbours: half of it to twice it, none below the least that is allowed."""
     found = (value / 2, value / math.sqrt(2), value * math.sqrt(2), value * 2)
-    return [max(1, round(number)) if isinstance(value, int) else round(number, 2) for number in found]
+    return [max(1, round(number)) if isinstance(value, int) else max(0.01, round(number, 2)) for number in found]
 
 
 def opposite(value: bool) -> Sequence[bool]:
@@ -141,6 +142,8 @@ def main(args: argparse.Namespace) -> int:
               file=sys.stderr)
         return 2
     try:
+        if path is not None and not args.dry_run and not path.exists():
+            write_whole(path, "")  # a file that VKATTN_TUNING names must be there when the device is opened
         device = Device(args.device)
     except (DeviceError, OptionError) as error:
         print(f"vkattn tune: {error}", file=sys.stderr)

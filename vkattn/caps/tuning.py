@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import OptionError
+from ..paths import write_whole
 
 ENVIRONMENT = "VKATTN_TUNING"
 
@@ -121,7 +122,7 @@ def read_tables(path: Path) -> dict[str, dict[str, Any]]:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise OptionError(f"the tuning file {path} cannot be read: {error}. Hint: {ENVIRONMENT}= (empty) goes without "
-                          "one, and vkattn tune writes one.") from error
+                          "one; vkattn tune writes one where there is none.") from error
     return {name: checked(table, f"the tuning file {path}, device {name!r}") for name, table in data.items()}
 
 
@@ -149,5 +150,4 @@ def write_table(path: Path, device_name: str, tuning: Tuning, device_type: str) 
     lines = ["# Written by vkattn tune; what each number means is in vkattn/caps/tuning.py."]
     for name, table in tables.items():
         lines += ["", f"[{json.dumps(name)}]", *(f"{key} = {json.dumps(value)}" for key, value in table.items())]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_whole(path, "\n".join(lines) + "\n")

@@ -84,8 +84,11 @@ def static_reasons(kernel: Variant, info: DeviceInfo) -> list[str]:
 
 def use_reasons(kernel: Variant, info: DeviceInfo) -> list[str]:
     """Return why ``kernel`` is not used on the device: what it does not report, or the verdict of the self-test."""
+    reasons = static_reasons(kernel, info)
+    if reasons:
+        return reasons
     found = verdict(kernel, info)
-    return static_reasons(kernel, info) or ([] if found == "" else [found or "not tested on this device yet"])
+    return [] if found == "" else [found or "not tested on this device yet"]
 
 
 def loop_reasons(kernel: Variant, problem: Problem, info: DeviceInfo) -> list[str]:

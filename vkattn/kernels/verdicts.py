@@ -7,11 +7,10 @@ A verdict is "" for a kernel that passed, else the reason why it is not used. `v
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 from ..caps.model import DeviceInfo
-from ..paths import cache_dir
+from ..paths import cache_dir, write_whole
 from .manifest import Variant
 
 #: Noted before a test and replaced after it: what is left if the driver takes the process down.
@@ -36,23 +35,31 @@ def verdict(kernel: Variant, info: DeviceInfo) -> str | None:
     name = key(kernel, info)
     if name not in _here:
         found = _read().get(name)
-        if found is None:
-            return None
+        if found is None or found == UNFINISHED:  # that another process may be at it
+            return found
         _here[name] = found
     return _here[name]
 
 
-def note(kernel: Variant, info: DeviceInfo, text: str) -> None:
-    """Remember a verdict, in this process and, if the folder can be written, for those to come."""
+def note(kernel: Variant, info: DeviceInfo, text: str, *, is_lasting: bool = True) -> None:
+    """Remember a verdict, in this process and, if it is lasting and the folder can be written, for those to come."""
     name = key(kernel, info)
     _here[name] = text
+    _write({name: text if is_lasting else None})
+
+
+def withdraw(kernel: Variant, info: DeviceInfo) -> None:
+    """Take back what was noted: the kernel counts as not tested."""
+    _here.pop(key(kernel, info), None)
+    _write({key(kernel, info): None})
+
+
+def _write(changes: dict[str, str | None]) -> None:
+    """Change verdicts on disk; None takes one out."""
     try:
-        everything = _read() | {name: text}
-        path().parent.mkdir(parents=True, exist_ok=True)
-        beside = path().with_suffix(f".{os.getpid()}.new")
-        beside.write_text(json.dumps(everything, indent=1, sort_keys=True), encoding="utf-8")
-        beside.replace(path())
-    except OSError:
+        everything = {name: text for name, text in (_read() | changes).items() if text is not None}
+        write_whole(path(), json.dumps(everything, indent=1, sort_keys=True))
+    except (OSError, RuntimeError):  # RuntimeError: the user has no home
         pass  # then each process tests anew
 
 
@@ -65,7 +72,7 @@ def _read() -> dict[str, str]:
     """Return the verdicts on disk; none where the file is missing or damaged."""
     try:
         found = json.loads(path().read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RuntimeError):
         return {}
     if not isinstance(found, dict):
         return {}

@@ -11,7 +11,7 @@ from ..errors import ClosedError, OptionError, PlanError
 from ..formats import check_range
 from ..graph.steps import Resource
 from ..graph.values import Position, Value, live, lives
-from ..mask import MAX_POSITION
+from ..mask import MAX_POSITION, as_integer
 from ..runtime.device import Device
 from ..runtime.recording import Recording
 from .assembly import Assembly, Plan
@@ -102,6 +102,12 @@ class Graph(Assembly):
         if inputs.keys() != plan.inputs.keys():
             missing, extra = sorted(plan.inputs.keys() - inputs.keys()), sorted(inputs.keys() - plan.inputs.keys())
             raise PlanError(f"inputs missing: {missing}; inputs that were not declared: {extra}.")
+        for name, size in given.items():
+            if name in plan.dims and as_integer(size) is None:
+                raise PlanError(f"{name!r} is {size!r}; the size of a Dim must be an integer.")
+            if name not in plan.dims and name not in plan.positions:
+                raise PlanError(f"{name!r} is neither a position nor a Dim of this graph; those are "
+                                f"{sorted([*plan.positions, *plan.dims])}.")
         arrays = [as_input(name, value, inputs[name]) for name, value in plan.inputs.items()]
         sizes = (*(array.shape for array in arrays), *(item for item in given.items() if item[0] not in plan.positions))
         found = self._live.get(sizes)
@@ -136,9 +142,6 @@ class Graph(Assembly):
         for name, size in given.items():
             if name in plan.dims:
                 bind_shape(name, (plan.dims[name],), (int(size),), dims)
-            elif name not in plan.positions:
-                raise PlanError(f"{name!r} is neither a position nor a Dim of this graph; those are "
-                                f"{sorted([*plan.positions, *plan.dims])}.")
         for array, (name, value) in zip(arrays, plan.inputs.items(), strict=True):
             bind_shape(name, value.shape, array.shape, dims)
         absent = sorted(plan.dims.keys() - dims.keys())

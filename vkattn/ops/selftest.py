@@ -18,11 +18,14 @@ from ..dtypes import AXIS, numpy_dtype
 from ..errors import VkattnError
 from ..kernels import matrix
 from ..kernels.manifest import Variant
-from ..kernels.verdicts import UNFINISHED, note
+from ..kernels.verdicts import UNFINISHED, note, verdict, withdraw
 from ..problem import Problem
 from ..runtime.device import Device
 from ..validate import attention_call
 from .plan import AttentionPlan, plan_key
+
+#: How a verdict begins that holds for this process only: there may be more memory the next time.
+COULD_NOT_RUN = "its self-test could not be run on this device"
 
 #: (batch, query heads, KV heads, q_len, kv_len), head_dim, value_dim.
 Sizes = tuple[tuple[int, int, int, int, int], int, int]
@@ -37,10 +40,23 @@ def settle(device: Device, problem: Problem, algorithm: str) -> None:
             continue
         undecided = getattr(module, "untested", None)
         while undecided is not None and (kernel := undecided(problem, device.info)) is not None:
-            note(kernel, device.info, UNFINISHED)
-            note(kernel, device.info, judge(device, kernel))
+            _test(device, kernel)
         if not module.not_supported_reasons(problem, device.info):
             return
+
+
+def _test(device: Device, kernel: Variant) -> None:
+    """Test ``kernel`` and note what was found; other threads wait."""
+    with device.lock:
+        if verdict(kernel, device.info) is not None:  # by now
+            return
+        note(kernel, device.info, UNFINISHED)
+        try:
+            found = judge(device, kernel)
+        except BaseException:  # somebody broke it off: that says nothing of the driver, unlike the end of the process
+            withdraw(kernel, device.info)
+            raise
+        note(kernel, device.info, found, is_lasting=not found.startswith(COULD_NOT_RUN))
 
 
 def judge(device: Device, kernel: Variant) -> str:
@@ -53,7 +69,7 @@ def judge(device: Device, kernel: Variant) -> str:
             if wrong:
                 return f"failed its self-test on this device ({label}: {wrong})"
     except (VkattnError, ImportError, RuntimeError) as error:
-        return f"its self-test could not be run on this device ({type(error).__name__}: {error})"
+        return f"{COULD_NOT_RUN} ({type(error).__name__}: {error})"
     return ""
 
 

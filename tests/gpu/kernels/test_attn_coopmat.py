@@ -162,6 +162,23 @@ def test_what_it_does_not_compute_is_refused_with_the_reason(device: Device, nam
 
 
 @pytest.mark.parametrize("name", MATRIX_ALGORITHMS)
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], ids=["float16", "bfloat16"])
+def test_the_lowest_finite_mask_is_not_minus_infinity(device: Device, rng: np.random.Generator, name: str,
+                                                      dtype: Any) -> None:
+    """Rows masked with the lowest float everywhere attend all keys alike, though it has no place in base 2."""
+    query, key, value = ((0.1 * rng.standard_normal((1, 1, rows, 8))).astype(dtype) for rows in (3, 70, 70))
+    if not can(device, name, attention_call(query, key, value).problem):
+        with pytest.raises(NoKernelError, match=f"{name}: "):
+            vkattn.attention(query, key, value, algorithm=name, device=device)
+        return
+    mask = np.full((3, 70), np.finfo(np.float32).min, np.float32)
+    mask[0, 4] = 0
+    out, lse = vkattn.attention(query, key, value, mask=mask, return_lse=True, algorithm=name, device=device)
+    assert oracle.worst_share(out, query, key, value, mask=mask, lse=lse, coopmat=True) <= 1
+    assert (out[0, 0, 1:] != 0).all()
+
+
+@pytest.mark.parametrize("name", MATRIX_ALGORITHMS)
 def test_a_graph_takes_it_for_long_runs(device: Device, rng: np.random.Generator, name: str) -> None:
     arrays = [rng.standard_normal((1, heads, 150, 64)).astype(np.float16) for heads in (6, 2, 2)]
     graph = vkattn.GraphBuilder(device)

@@ -178,6 +178,8 @@ RUNS: dict[str, tuple[dict[str, Any], dict[str, Any], type[Exception], str]] = {
     "unknown input": (given(1, 4, value=X), {"at": 3}, PlanError, r"that were not declared: \['value'\]"),
     "missing position": (given(1, 4), {}, PlanError, r"position 'at' is missing. Hint: run\(inputs, at=\.\.\.\)"),
     "unknown position": (given(1, 4), {"at": 3, "pos": 3}, PlanError, "'pos' is neither a position nor a Dim"),
+    "unknown array": (given(1, 4), {"at": 3, "pos": X}, PlanError, "'pos' is neither a position nor a Dim"),
+    "float size": (given(2, 5), {"at": 3, "n": 2.7}, PlanError, "'n' is 2.7; the size of a Dim must be an integer"),
     "float position": (given(1, 4), {"at": 3.0}, OptionError, "position 'at' is 3.0; it must be an integer"),
     "positions": (given(1, 4), {"at": [3, 3]}, OptionError, "position 'at' has 2 entries; it must be an integer"),
     "far position": (given(1, 4), {"at": 2**30}, OptionError, "position 'at' is 1073741824; it must be within"),
