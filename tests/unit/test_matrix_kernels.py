@@ -199,7 +199,7 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_self_tests_run_when_a_choice_depends_on_them(judged: list[str]) -> None:
-    on: Any = SimpleNamespace(info=device())
+    on: Any = SimpleNamespace(info=device(), lock=threading.RLock())
     decode = dataclasses.replace(PROBLEM, max_q_len=1)
     selftest.settle(on, decode, "auto")  # split computes it
     selftest.settle(on, PROBLEM, "fused")
