@@ -2,8 +2,8 @@
 
     scripts/test [--part NAME ...] [--jobs N] [pytest arguments]
 
-The parts: `static` (layers, shaders, ruff, mypy), `unit` (all tests that need no device), every test marked gpu once
-per driver, `lavapipe` and `swiftshader`, and `validation` (scripts/validation.py --ci: tests under the Khronos
+The parts: `static` (layers, shaders, ruff, mypy), `unit` (all tests that need no device), every test marked gpu with
+each driver, `lavapipe` and `swiftshader` (but those marked once with the first only), and `validation` (scripts/validation.py --ci: tests under the Khronos
 validation layer). Each device is a process of its own, told by VKATTN_EXPECT_DEVICE which device it must find. With
 pytest arguments, `static` and `validation` run only if they are named, and a part in which nothing was selected is no
 failure.
@@ -93,7 +93,7 @@ def parts() -> tuple[Part, ...]:
     return (
         Part("unit", "not gpu"),
         Part("lavapipe", "gpu", "llvmpipe", lavapipe_files()),
-        Part("swiftshader", "gpu", "SwiftShader", (ROOT / ".cache" / "swiftshader" / "vk_swiftshader_icd.json",)),
+        Part("swiftshader", "gpu and not once", "SwiftShader", (ROOT / ".cache" / "swiftshader" / "vk_swiftshader_icd.json",)),
     )
 
 

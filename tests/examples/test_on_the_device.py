@@ -44,6 +44,7 @@ def test_smollm2_is_proven(device: Any, options: tuple[str, ...], bytes_per_toke
     assert "chose the same tokens, all 2" in printed
 
 
+@pytest.mark.once
 @pytest.mark.slow
 def test_smollm2_over_a_quantised_cache(device: Any) -> None:
     printed = run_example("smollm2.py", "--tokens", "2", "--device", device.info.name, "--cache", "q8_0")
@@ -54,6 +55,7 @@ def test_smollm2_over_a_quantised_cache(device: Any) -> None:
     assert re.search(r"Tokens  [012] of 2 are those of a run with a float16 cache", printed)
 
 
+@pytest.mark.once
 def test_smollm2_names_the_devices_there_are(device: Any) -> None:
     command = [sys.executable, str(EXAMPLES / "smollm2.py"), "--tokens", "2", "--device", "no such device"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=180)

@@ -148,6 +148,7 @@ def test_nothing_is_recorded_or_allocated_after_the_start(
     attention.close()
 
 
+@pytest.mark.once
 @pytest.mark.gpu
 def test_bytes_per_token(device: vkattn.Device) -> None:
     sizes = {}

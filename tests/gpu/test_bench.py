@@ -21,6 +21,8 @@ from vkattn.dispatch import ALGORITHMS
 from vkattn.errors import CapacityError, OptionError
 from vkattn.runtime.device import Device
 
+pytestmark = pytest.mark.once
+
 TINY = ("--heads", "6/2", "--head-dim", "8", "--capacity", "40", "--length", "9", "--repeat", "2")
 KEYS = {"device", "driver", "settings", "graph", "worst_share", "device_ns", "host_ns", "bytes_read",
         "gigabytes_per_second", "timings"}  # fmt: skip

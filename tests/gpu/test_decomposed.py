@@ -9,6 +9,8 @@ from benchmarks.decomposed.baseline import decomposed_attention
 from vkattn import Dim, GraphBuilder, oracle
 from vkattn.runtime.device import Device
 
+pytestmark = pytest.mark.once
+
 CAPACITY = 140
 
 

@@ -14,6 +14,8 @@ from vkattn.caps.tuning import read_tables
 from vkattn.errors import OptionError
 from vkattn.runtime.device import Device
 
+pytestmark = pytest.mark.once
+
 TINY = {"decode": [BenchProblem("decode", "test", 3, 1, 16, 130)],
         "prefill": [BenchProblem("prefill", "test", 2, 2, 16, 33)]}
 

@@ -8,6 +8,7 @@ into compiling.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,7 +33,8 @@ CHUNKS, CHUNK_VEC4S = 4, 1 << 13
 BASES = {"params_base": 5, "query_base": 6, "key_base": 10, "value_base": 2, "out_base": 14, "mask_base": 3,
          "scores_base": 7, "probs_base": 7, "lse_base": 9}
 DTYPE = {axis: dtype for dtype, axis in AXIS.items()}
-REPEATS = 200
+#: Identical runs; a test of tests/gpu/test_races.py repeats whole calls of every variant too.
+REPEATS = 200 if os.environ.get("VKATTN_LONG") == "1" else 25
 
 
 def variants_of(kernel: str) -> list[Variant]:
@@ -109,7 +111,7 @@ class Rigs:
 
 
 def assert_the_same_bits(rigs: Rigs, rig: Rig, inputs: Mapping[str, Sequence[tuple[int, np.ndarray]]]) -> None:
-    """Assert that every word is the same in 200 runs of a case of one chunk, and whatever the number of workgroups.
+    """Assert that every word is the same in `REPEATS` runs of a case of one chunk, and whatever the number of workgroups.
 
     What workgroups share out does not depend on dtypes: one workgroup is tried with float32 only.
     """
