@@ -3,10 +3,10 @@
     scripts/test [--part NAME ...] [--jobs N] [pytest arguments]
 
 The parts: `static` (layers, shaders, ruff, mypy), `unit` (all tests that need no device), every test marked gpu with
-each driver, `lavapipe` and `swiftshader` (but those marked once with the first only), and `validation` (scripts/validation.py --ci: tests under the Khronos
-validation layer). Each device is a process of its own, told by VKATTN_EXPECT_DEVICE which device it must find. With
-pytest arguments, `static` and `validation` run only if they are named, and a part in which nothing was selected is no
-failure.
+each driver, `lavapipe` and `swiftshader` (but those marked once with the first only), and `validation`
+(scripts/validation.py --ci: tests under the Khronos validation layer). Each device is a process of its own, told by
+VKATTN_EXPECT_DEVICE which device it must find. With pytest arguments, `static` and `validation` run only if they are
+named, and a part in which nothing was selected is no failure.
 
 A part keeps little more than one core busy, so as many run at once as there are cores, or N. What each prints is shown
 when it has ended, and lies in .cache/parts until then; one part alone is shown as it goes. The last device is shown
@@ -93,7 +93,8 @@ def parts() -> tuple[Part, ...]:
     return (
         Part("unit", "not gpu"),
         Part("lavapipe", "gpu", "llvmpipe", lavapipe_files()),
-        Part("swiftshader", "gpu and not once", "SwiftShader", (ROOT / ".cache" / "swiftshader" / "vk_swiftshader_icd.json",)),
+        Part("swiftshader", "gpu and not once", "SwiftShader",
+             (ROOT / ".cache" / "swiftshader" / "vk_swiftshader_icd.json",)),
     )
 
 

@@ -111,7 +111,7 @@ class Rigs:
 
 
 def assert_the_same_bits(rigs: Rigs, rig: Rig, inputs: Mapping[str, Sequence[tuple[int, np.ndarray]]]) -> None:
-    """Assert that every word is the same in `REPEATS` runs of a case of one chunk, and whatever the number of workgroups.
+    """Assert that every word is the same in all runs of a case of one chunk, and whatever the number of workgroups.
 
     What workgroups share out does not depend on dtypes: one workgroup is tried with float32 only.
     """
