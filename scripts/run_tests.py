@@ -3,10 +3,11 @@
     scripts/test [--part NAME ...] [--jobs N] [pytest arguments]
 
 The parts: `static` (layers, shaders, ruff, mypy), `unit` (all tests that need no device), every test marked gpu with
-each driver, `lavapipe` and `swiftshader` (but those marked once with the first only), and `validation`
-(scripts/validation.py --ci: tests under the Khronos validation layer). Each device is a process of its own, told by
-VKATTN_EXPECT_DEVICE which device it must find. With pytest arguments, `static` and `validation` run only if they are
-named, and a part in which nothing was selected is no failure.
+each driver, `lavapipe` and `swiftshader` (but those marked once with the first only; those of single kernels are a
+part of their own, `swiftshader-kernels`), and `validation` (scripts/validation.py --ci: tests under the Khronos
+validation layer). Each part is a process of its own, told by VKATTN_EXPECT_DEVICE which device it must find. With
+pytest arguments, `static` and `validation` run only if they are named, and a part in which nothing was selected is no
+failure.
 
 A part keeps little more than one core busy, so as many run at once as there are cores, or N. What each prints is shown
 when it has ended, and lies in .cache/parts until then; one part alone is shown as it goes. The last device is shown
@@ -31,15 +32,16 @@ ROOT = Path(__file__).resolve().parent.parent
 LOGS = ROOT / ".cache" / "parts"
 RESULTS = LOGS / "results.txt"  # scripts/pytest_parts.py adds to it
 PYTEST_NOTHING_SELECTED = 5
+SWIFTSHADER = (ROOT / ".cache" / "swiftshader" / "vk_swiftshader_icd.json",)
 
 CHECKS = {
     "static": ("static checks", "scripts/static_checks.py"),
     "validation": ("tests under the Khronos validation layer", "scripts/validation.py", "--ci"),
 }
 #: In this order they start: the longest first, so that no core is idle at the end, and then what is over soon.
-ORDER = ("swiftshader", "static", "unit", "lavapipe", "validation")
+ORDER = ("swiftshader", "static", "unit", "lavapipe", "swiftshader-kernels", "validation")
 #: In this order the summary tells of them.
-NAMES = ("static", "unit", "lavapipe", "validation", "swiftshader")
+NAMES = ("static", "unit", "lavapipe", "validation", "swiftshader-kernels", "swiftshader")
 
 
 @dataclass(frozen=True)
@@ -93,8 +95,8 @@ def parts() -> tuple[Part, ...]:
     return (
         Part("unit", "not gpu"),
         Part("lavapipe", "gpu", "llvmpipe", lavapipe_files()),
-        Part("swiftshader", "gpu and not once", "SwiftShader",
-             (ROOT / ".cache" / "swiftshader" / "vk_swiftshader_icd.json",)),
+        Part("swiftshader-kernels", "kernel and not once", "SwiftShader", SWIFTSHADER),
+        Part("swiftshader", "gpu and not kernel and not once", "SwiftShader", SWIFTSHADER),
     )
 
 

@@ -34,11 +34,13 @@ settings.load_profile("long" if os.environ.get(LONG) == "1" else "ci")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark everything below tests/gpu with `gpu`, so that no test there can forget it."""
+    """Mark everything below tests/gpu with `gpu`, and below its kernels with `kernel`: no test there can forget it."""
     gpu_folder = Path(__file__).parent / "gpu"
     for item in items:
         if gpu_folder in item.path.parents:
             item.add_marker(pytest.mark.gpu)
+        if gpu_folder / "kernels" in item.path.parents:
+            item.add_marker(pytest.mark.kernel)
 
 
 def pytest_report_header() -> list[str]:

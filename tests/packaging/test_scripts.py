@@ -74,8 +74,8 @@ def test_bootstrap_without_a_role_is_wrong_usage() -> None:
     assert "demo|test" in done.stderr
 
 
-EVERY = ["swiftshader", "static", "unit", "lavapipe", "validation"]
-TESTS = ["swiftshader", "unit", "lavapipe"]
+EVERY = ["swiftshader", "static", "unit", "lavapipe", "swiftshader-kernels", "validation"]
+TESTS = ["swiftshader", "unit", "lavapipe", "swiftshader-kernels"]
 
 
 def test_every_part_runs_the_longest_first(runner: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,17 +115,18 @@ def test_what_each_part_found_comes_before_pytests_own_last_line(
 ) -> None:
     run_with(runner, monkeypatch, {"validation": 1, "lavapipe": -11})
     lines = capfd.readouterr().out.splitlines()
-    assert lines[-7:] == [
+    assert lines[-8:] == [
         "what each part found:",
         "static: nothing to object to",
         "unit: what pytest_parts.py notes",
         "lavapipe: FAILED: the process was ended by SIGSEGV",
         "validation: FAILED: exit status 1, see above",
+        "swiftshader-kernels: what pytest_parts.py notes",
         "swiftshader: what pytest_parts.py notes",
         "=== last line of swiftshader ===",
     ]
     assert [line for line in lines if line.startswith("some words")] == [
-        f"some words of {name}" for name in ("static", "unit", "lavapipe", "validation", "swiftshader")
+        f"some words of {name}" for name in (*EVERY[1:], EVERY[0])
     ]
     assert "lavapipe: ended with status -11 after 0 s" in lines
 
