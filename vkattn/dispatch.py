@@ -20,6 +20,7 @@ PRIORITY: tuple[ModuleType, ...] = (
 )
 
 ALGORITHMS = tuple(module.NAME for module in PRIORITY)
+_BY_NAME = {module.NAME: module for module in PRIORITY}
 
 #: Those that take half precision only, and only where a self-test passed.
 MATRIX_ALGORITHMS = (coopmat2.NAME, coopmat.NAME)
@@ -57,4 +58,4 @@ def is_for(module: ModuleType, info: DeviceInfo, algorithm: str) -> bool:
 
 def by_name(name: str) -> ModuleType:
     """Return the module of the algorithm called ``name``."""
-    return next(module for module in PRIORITY if name == module.NAME)
+    return _BY_NAME[name]

@@ -133,13 +133,12 @@ class KVCache:
         start = np.empty(self.batch, np.int64)
         start[...] = given
         lengths = self._lengths[layer] if lengths is None else lengths
-        outside = (start < 0) | (start > lengths)
-        if outside.any():
-            entry = int(np.argmax(outside))
-            raise OptionError(f"`input_pos` is {int(start[entry])} for batch entry {entry}, but layer {layer} holds "
-                              f"{int(lengths[entry])} tokens there; it must be within 0 .. {int(lengths[entry])}, "
-                              "so that no row is left unwritten.")
-        last = int(start.max())
+        places = start.tolist()  # of few numbers Python is quicker than NumPy
+        for entry, (place, length) in enumerate(zip(places, lengths.tolist(), strict=True)):
+            if not 0 <= place <= length:
+                raise OptionError(f"`input_pos` is {place} for batch entry {entry}, but layer {layer} holds {length} "
+                                  f"tokens there; it must be within 0 .. {length}, so that no row is left unwritten.")
+        last = max(places)
         if last + tokens > self.capacity:
             raise CapacityError(f"append of {tokens} tokens at input_pos {last} needs {last + tokens} rows; this cache "
                                 f"holds capacity {self.capacity}. Hint: make a larger cache, or reset() or truncate() "

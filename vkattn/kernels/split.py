@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..caps.model import DeviceInfo
@@ -171,9 +172,18 @@ def scratch_words(problem: Problem, info: DeviceInfo, budget_words: int) -> dict
 
 def cut(problem: Problem, q_len: int, max_kv_len: int, scratch: dict[str, int], info: DeviceInfo) -> Cut:
     """Return how the keys of a run of these live lengths are split; never into more parts than ``scratch`` holds."""
+    return cutter(problem, scratch, info)(q_len, max_kv_len)
+
+
+def cutter(problem: Problem, scratch: dict[str, int], info: DeviceInfo) -> Callable[[int, int], Cut]:
+    """Return `cut` for live lengths alone, with what does not depend on them found once: a graph asks in every run."""
     rows = shape(problem, info).rows
-    items = num_items(problem, rows, q_len)
-    splits = num_splits(items, max_kv_len, info)
-    room = scratch["parts"] // (max(items, 1) * part_words(problem, rows))
-    splits = max(1, min(splits, room))
-    return Cut({"num_splits": splits, "keys_per_split": -(-max(max_kv_len, 1) // splits)})
+    words = part_words(problem, rows)
+
+    def cut_at(q_len: int, max_kv_len: int) -> Cut:
+        items = num_items(problem, rows, q_len)
+        room = scratch["parts"] // (max(items, 1) * words)
+        splits = max(1, min(num_splits(items, max_kv_len, info), room))
+        return Cut({"num_splits": splits, "keys_per_split": -(-max(max_kv_len, 1) // splits)})
+
+    return cut_at

@@ -19,9 +19,9 @@ from ..kernels.three_pass import CHUNKS_PER_SUBMISSION, DISPATCH_SECONDS
 from ..runtime.buffer import Buffer
 from ..runtime.device import Device
 from ..runtime.recording import Recording
+from .blocks import Block, DimsBlock
 from .live import view
 from .plan import clear
-from .spec import Block, DimsBlock
 
 HOST_POOLS = ("input", "output")
 

@@ -21,7 +21,8 @@ from ..layout import QUAD_WORDS
 from ..runtime.device import Device, resolve_device
 from ..validate import per_head_option
 from .assembly import Plan
-from .spec import DimsBlock, check_value
+from .blocks import DimsBlock
+from .spec import check_value
 
 GRAPH_DTYPES = (*FLOAT_DTYPES, "bool")
 

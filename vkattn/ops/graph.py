@@ -15,10 +15,10 @@ from ..mask import MAX_POSITION, as_integer
 from ..runtime.device import Device
 from ..runtime.recording import Recording
 from .assembly import Assembly, Plan
+from .blocks import Block
 from .host import as_input, bind_shape, read_scores, score_words
 from .live import Live, view
 from .report import Report, Row
-from .spec import Block
 from .timings import Span, Timings
 
 #: Combinations of input shapes that a graph remembers.
@@ -93,6 +93,8 @@ class Graph(Assembly):
     def _recording(self, mode: str, chunks: int) -> Recording:
         """Return the recording for a run: the shortest that has enough chunks."""
         mode = mode if (mode, 1) in self._recordings else "long"
+        if chunks == 1:
+            return self._recordings[mode, 1]
         return min(((count, recording) for (kind, count), recording in self._recordings.items()
                     if kind == mode and count >= chunks), key=lambda found: found[0])[1]
 
@@ -158,7 +160,8 @@ class Graph(Assembly):
             if value.dtype.kind not in "iu" or value.ndim > 1 or value.size == 0:
                 raise OptionError(f"position {name!r} is {given[name]!r}; it must be an integer, or one for each batch "
                                   "entry.")
-            if int(value.min()) < -MAX_POSITION or int(value.max()) > MAX_POSITION:
+            numbers = value.reshape(-1).tolist()  # of few numbers Python is quicker than NumPy
+            if min(numbers) < -MAX_POSITION or max(numbers) > MAX_POSITION:
                 raise OptionError(f"position {name!r} is {given[name]!r}; it must be within +-{MAX_POSITION}.")
             result[name] = value.astype(np.int64).reshape(-1)
         return result

@@ -45,8 +45,8 @@ def test_grid_of_shapes(roomy_device: Device, rng: np.random.Generator, head_dim
                         dtype: Any) -> None:
     for q_len in Q_LENS:
         for kv_len in KV_LENS:
-            if "SwiftShader" in roomy_device.info.name and q_len * kv_len > 100000 and heads != (9, 3):
-                continue  # the largest size there with one head ratio only: ten times slower than lavapipe
+            if "SwiftShader" in roomy_device.info.name and heads != (9, 3) and q_len == 513 and kv_len > 31:
+                continue  # the largest sizes there with one head ratio only: ten times slower than lavapipe
             causal = (None, "top_left", "bottom_right")[(q_len + kv_len) % 3]
             check(roomy_device, arrays(rng, 1, heads, q_len, kv_len, head_dim, dtype=dtype), causal=causal)
 
@@ -418,6 +418,7 @@ def test_an_algorithm_that_cannot_is_refused_with_its_reasons(device: Device, rn
     check(device, inputs)
 
 
+@pytest.mark.once
 def test_many_heads_and_batches(device: Device, rng: np.random.Generator) -> None:
     """More (batch, head) pairs than a dimension of a dispatch has workgroups."""
     check(device, arrays(rng, 70000, (1, 1), 1, 2, 4))

@@ -30,7 +30,7 @@ def test_the_proxy_counts(device: Device, rng: np.random.Generator) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float16", "int8"])
+@pytest.mark.parametrize("dtype", [pytest.param("float16", marks=pytest.mark.once), "int8"])
 def test_1000_decode_steps_make_and_record_nothing(device: Device, rng: np.random.Generator, dtype: str) -> None:
     """A graph of one layer, and the functional API between.
 
