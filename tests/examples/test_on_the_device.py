@@ -30,7 +30,8 @@ def test_first_steps(device: Any) -> None:
     assert float(error[1]) < 1e-6
 
 
-@pytest.mark.parametrize("options, bytes_per_token", [((), 46080), (("--cache", "float16"), 23040)], ids=str)
+@pytest.mark.parametrize("options, bytes_per_token", [
+    ((), 46080), pytest.param(("--cache", "float16"), 23040, marks=pytest.mark.once)], ids=str)
 def test_smollm2_is_proven(device: Any, options: tuple[str, ...], bytes_per_token: int) -> None:
     """Two tokens: the prompt of many rows, then a row of its own over the cache, in all 30 layers."""
     printed = run_example("smollm2.py", "--tokens", "2", "--device", device.info.name, *options)

@@ -106,6 +106,7 @@ def repeated(run: Callable[[], list[np.ndarray]]) -> list[np.ndarray]:
     return first
 
 
+@pytest.mark.once  # on the others tests/gpu/kernels repeat each kernel by itself
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
 def test_a_kernel_gives_the_same_bits_every_time(device: Device, rng: np.random.Generator, kernel: Variant) -> None:
     reasons = cannot_run(kernel, device.info)

@@ -34,7 +34,7 @@ BASES = {"params_base": 5, "query_base": 6, "key_base": 10, "value_base": 2, "ou
          "scores_base": 7, "probs_base": 7, "lse_base": 9}
 DTYPE = {axis: dtype for dtype, axis in AXIS.items()}
 #: Identical runs; a test of tests/gpu/test_races.py repeats whole calls of every variant too.
-REPEATS = 200 if os.environ.get("VKATTN_LONG") == "1" else 25
+REPEATS = 200 if os.environ.get("VKATTN_LONG") == "1" else 12
 
 
 def variants_of(kernel: str) -> list[Variant]:

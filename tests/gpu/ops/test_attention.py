@@ -45,7 +45,7 @@ def test_grid_of_shapes(roomy_device: Device, rng: np.random.Generator, head_dim
                         dtype: Any) -> None:
     for q_len in Q_LENS:
         for kv_len in KV_LENS:
-            if "SwiftShader" in roomy_device.info.name and heads != (9, 3) and q_len == 513 and kv_len > 31:
+            if "SwiftShader" in roomy_device.info.name and heads != (9, 3) and q_len * kv_len > 10000:
                 continue  # the largest sizes there with one head ratio only: ten times slower than lavapipe
             causal = (None, "top_left", "bottom_right")[(q_len + kv_len) % 3]
             check(roomy_device, arrays(rng, 1, heads, q_len, kv_len, head_dim, dtype=dtype), causal=causal)

@@ -65,6 +65,7 @@ def test_an_interrupt_while_a_plan_is_built_leaves_nothing_behind(
         np.testing.assert_allclose(vkattn.attention(X, X, X, device=own), 1, rtol=1e-6)
 
 
+@pytest.mark.once
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a file that an interrupt left open
 def test_interrupts_at_any_time_leave_the_device_usable(device: Device, rng: np.random.Generator) -> None:
     draw = random.Random(1)
