@@ -22,6 +22,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -32,6 +33,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LOGS = ROOT / ".cache" / "parts"
 RESULTS = LOGS / "results.txt"  # scripts/pytest_parts.py adds to it
 PYTEST_NOTHING_SELECTED = 5
+PRINTING = threading.Lock()
 SWIFTSHADER = (ROOT / ".cache" / "swiftshader" / "vk_swiftshader_icd.json",)
 
 CHECKS = {
@@ -125,7 +127,7 @@ def run_job(job: Job) -> int:
         headline(job.title)
         status = subprocess.run(job.command, cwd=ROOT, env=job.env, check=False).returncode
     else:
-        print(f"{job.name}: started", flush=True)
+        say(f"{job.name}: started")
         with job.log.open("wb") as stream:
             status = subprocess.run(job.command, cwd=ROOT, env=job.env, stdin=subprocess.DEVNULL, stdout=stream,
                                     stderr=subprocess.STDOUT, check=False).returncode
@@ -134,8 +136,15 @@ def run_job(job: Job) -> int:
     elif job.name in CHECKS:
         record(job.name, f"FAILED: exit status {status}, see above" if status else "nothing to object to")
     if not job.is_shown:
-        print(f"{job.name}: ended with status {status} after {time.monotonic() - started:.0f} s", flush=True)
+        say(f"{job.name}: ended with status {status} after {time.monotonic() - started:.0f} s")
     return status
+
+
+def say(text: str) -> None:
+    """Print whole lines: several threads do, and one that is cut by another could be taken for something else."""
+    with PRINTING:
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
 
 
 def record(name: str, text: str) -> None:
@@ -152,7 +161,7 @@ def results() -> list[str]:
 
 def headline(text: str) -> None:
     """Print a line that a reader of the log finds again."""
-    print(f"\n######## {text}", flush=True)
+    say(f"\n######## {text}")
 
 
 def show(job: Job, found: Sequence[str] = ()) -> None:
@@ -162,7 +171,7 @@ def show(job: Job, found: Sequence[str] = ()) -> None:
         *lines, last = job.log.read_text(encoding="utf-8", errors="replace").rstrip("\n").split("\n")
         if found:
             lines += ["", "what each part found:", *found]
-        print("\n".join([*lines, last]), flush=True)
+        say("\n".join([*lines, last]))
 
 
 def run_all(jobs: Sequence[Job], num_jobs: int) -> dict[str, int]:
@@ -186,7 +195,7 @@ def run_all(jobs: Sequence[Job], num_jobs: int) -> dict[str, int]:
         crashed = statuses[last.name] < 0  # so that pytest did not get to its last line
         show(last, () if crashed else results())
         if crashed:
-            print("\n".join(results()), flush=True)
+            say("\n".join(results()))
     return statuses
 
 
