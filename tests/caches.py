@@ -163,6 +163,21 @@ class Session:
         self.compare(out, lse, query, input_pos, layer, **options)
         return out
 
+    def assert_memory_has_no_effect(self, steps: list[tuple[list[np.ndarray], Any]]) -> None:
+        """Run the steps over clean and over poisoned memory, the cache's and the plans' scratch: the same bits."""
+        results = []
+        for word in (0, GUARD):
+            poison(self.cache, word)
+            for plan in self.cache.plans.values():
+                for buffer in plan._buffers:
+                    if buffer.name.startswith("arena"):
+                        fill_words(buffer, word)
+            results.append([self.step(arrays, start) for arrays, start in steps])
+            self.cache.reset()
+            self.model.lengths[...] = 0
+        for clean, poisoned in zip(*results, strict=True):
+            np.testing.assert_array_equal(clean, poisoned)
+
     def compare(self, out: np.ndarray, lse: np.ndarray | None, query: np.ndarray, input_pos: Any, layer: int = 0,
                 **options: Any) -> None:
         """Compare what came out (bshd) with the oracle's attention over the model's live rows."""

@@ -6,6 +6,8 @@ matrices of EDGE x EDGE. They differ in how a subgroup goes from scores to weigh
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ..caps.model import DeviceInfo, MatrixShape
 from ..dtypes import AXIS
 from ..problem import Problem
@@ -153,3 +155,40 @@ def cut_of(kernel: Variant, problem: Problem, q_len: int, max_kv_len: int, info:
     fit = items_that_fit(item_iterations(max_kv_len), info)
     per_chunk = max(1, min(short, tiles if fit is None else fit, tiles))
     return Cut({"tiles_per_chunk": per_chunk}, -(-tiles // per_chunk))
+
+
+@dataclass(frozen=True)
+class Family:
+    """The functions that every algorithm has, for one kernel and the ``endings`` of its variants, best first."""
+
+    kernel: str
+    endings: tuple[str, ...]
+
+    def candidates(self, problem: Problem, info: DeviceInfo) -> list[Variant]:
+        """Return the compiled variants that fit ``problem`` and the device's subgroups, best first."""
+        return candidates(self.kernel, self.endings, problem, info)
+
+    def untested(self, problem: Problem, info: DeviceInfo) -> Variant | None:
+        """Return the variant whose self-test decides next, or None if nothing is left to decide."""
+        return None if problem_reasons(problem) else untested(self.candidates(problem, info), info)
+
+    def not_supported_reasons(self, problem: Problem, info: DeviceInfo) -> list[str]:
+        """Return why this family cannot compute ``problem`` on the device; empty if it can."""
+        return problem_reasons(problem) or reasons_of(problem, info, self.candidates(problem, info))
+
+    def variants(self, problem: Problem, info: DeviceInfo) -> tuple[Variant]:
+        """Return the first candidate that may be used, or the last one if none may."""
+        fitting = self.candidates(problem, info)
+        return (able(fitting, info) or fitting[-1],)
+
+    def passes(self, problem: Problem, info: DeviceInfo) -> tuple[Pass, ...]:
+        """Return the one pass; its recording is repeated for each chunk of query rows."""
+        return one_pass(self.variants(problem, info)[0])
+
+    def scratch_words(self, problem: Problem, info: DeviceInfo, budget_words: int) -> dict[str, int]:
+        """Return no buffer at all: scores stay in the workgroups."""
+        return {}
+
+    def cut(self, problem: Problem, q_len: int, max_kv_len: int, scratch: dict[str, int], info: DeviceInfo) -> Cut:
+        """Return how the rows of a run are cut so that no dispatch is long."""
+        return cut_of(self.variants(problem, info)[0], problem, q_len, max_kv_len, info)
