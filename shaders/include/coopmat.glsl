@@ -6,16 +6,7 @@
 #ifndef VKATTN_COOPMAT
 #define VKATTN_COOPMAT
 
-layout(push_constant) uniform Push {
-    uint params_base;
-    uint chunk;
-    uint query_base;
-    uint key_base;
-    uint value_base;
-    uint mask_base;
-    uint out_base;
-    uint lse_base;
-} push;
+#include "prefill_push.glsl"
 
 #if defined(DTYPE_F16)
 #define ELEMENT float16_t

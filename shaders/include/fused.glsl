@@ -4,16 +4,7 @@
 #ifndef VKATTN_FUSED
 #define VKATTN_FUSED
 
-layout(push_constant) uniform Push {
-    uint params_base;
-    uint chunk;
-    uint query_base;
-    uint key_base;
-    uint value_base;
-    uint mask_base;
-    uint out_base;
-    uint lse_base;
-} push;
+#include "prefill_push.glsl"
 
 #include "query_out.glsl"
 #include "key_format.glsl"
