@@ -11,6 +11,7 @@ from ..cache.kv_cache import CacheLayer, KVCache
 from ..dtypes import FLOAT_DTYPES, dtype_name, numpy_dtype
 from ..errors import OptionError, ShapeError
 from ..graph.values import Dim
+from ..kernels.tiers import allowed_tiers
 from ..layout import split_shape
 from ..mask import resolve_causal
 from ..validate import as_array, attention_call, check_mask
@@ -124,7 +125,7 @@ def sdpa_with_kv_cache(
             "causal": causal, "scale": options.scale, "softcap": options.softcap, "window": tuple(window),
             "sinks": _numbers(options.sinks), "alibi_slopes": _numbers(options.alibi_slopes), "layout": layout,
             "return_lse": options.return_lse, "algorithm": algorithm}
-        plan_key = ("sdpa", group, room, tuple(described.items()), tuple(settings.items()))
+        plan_key = ("sdpa", allowed_tiers(), group, room, tuple(described.items()), tuple(settings.items()))
         graph: Graph = store.plans.get(plan_key, lambda: _build(store, group, room, inputs, settings))
         result = graph.run(inputs, input_pos=start, layer=layer)
     return (result["out"], result["lse"]) if return_lse else result["out"]
