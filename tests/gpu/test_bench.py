@@ -19,6 +19,8 @@ from vkattn.bench.roofline import Roofline, measure_roofline
 from vkattn.bench.step import DecodeStep, Settings
 from vkattn.dispatch import ALGORITHMS
 from vkattn.errors import CapacityError, OptionError
+from vkattn.graph.hazards import conflict
+from vkattn.graph.node import Dispatch
 from vkattn.runtime.device import Device
 
 pytestmark = pytest.mark.once
@@ -206,6 +208,24 @@ def test_what_is_timed_computes_each_set_again(device: Device, problem: BenchPro
     assert (streamed is None) == (made.sets < 4 or len(executions[0]) > 1)
     assert streamed is None or streamed.median > 0
     assert made.worst_share() <= 1
+    made.close()
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.name)
+def test_dispatches_back_to_back_have_nothing_to_wait_for(
+    device: Device, monkeypatch: pytest.MonkeyPatch, problem: BenchProblem) -> None:
+    """What runs at the same time writes nothing that another of them reads or writes: no output, parts or counters."""
+    monkeypatch.setattr(case, "SPREAD_BYTES", dict.fromkeys(case.SPREAD_BYTES, 1 << 30))
+    monkeypatch.setattr(case, "MOST_SETS", dict.fromkeys(case.MOST_SETS, case.LEAST_STREAMED))
+    monkeypatch.setattr(Case, "_count", property(lambda made: 2 * made.sets + 1))
+    recorded: list[list[list[Dispatch]]] = []
+    monkeypatch.setattr(Case, "_recording", lambda made, together: recorded.append(together))
+    monkeypatch.setattr(Case, "_timed", lambda *arguments, **options: None)
+    made = Case(device, problem, "split" if problem.kind == "decode" else "fused", Pool(1))
+    made.streamed_times(0.01)
+    assert [len(segment) for segment in recorded[0]] == [made.sets, made.sets, 1]
+    for segment in recorded[0]:
+        assert not [(one, two) for index, one in enumerate(segment) for two in segment[:index] if conflict(two, one)]
     made.close()
 
 

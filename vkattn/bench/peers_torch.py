@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..caps.model import DeviceInfo
+from ..kernels.matrix import OPERANDS
 from .case import MOST_EXECUTIONS, RECORDING_SECONDS, Inputs
 from .clock import Spread, host_times, warm_up
 from .peers import CPU_OPERATIONS, Outcome, checked, first_line, module
@@ -110,7 +111,9 @@ def _captured(torch: Any, runner: str, problem: BenchProblem, inputs: Inputs, te
             end.record()
             end.synchronize()
             found.append(begin.elapsed_time(end) * 1e6 / count)
-        return Outcome(runner, device_ns=Spread.of(found))
+        # Of float32 it depends on the backend and on torch's settings (TF32).
+        return Outcome(runner, device_ns=Spread.of(found),
+                       uses_matrix_units=True if problem.query_dtype in OPERANDS else None)
 
     return checked(runner, out, inputs, measure)
 
