@@ -33,7 +33,8 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"runtime"}),  # L4
     frozenset({"cache"}),  # L5
     frozenset({"ops"}),  # L6
-    frozenset({"setup_kompute", "_kompute_recipe", "info", "check", "demo", "bench", "tune"}),
+    frozenset({"setup_kompute", "_kompute_recipe", "info", "check", "demo", "bench", "tune", "reach",
+               "check_results"}),
     frozenset({"cli", "__main__"}),
 )
 

@@ -25,8 +25,8 @@ from .caps.tuning import tuning_for
 from .errors import DeviceError, OptionError
 from .kernels import matrix
 from .kernels.manifest import load_manifest
-from .kernels.support import device_reasons
 from .paths import cache_dir
+from .reach import unable
 
 #: Variables that change what vkattn or the Vulkan loader does.
 VARIABLES = (
@@ -121,8 +121,7 @@ def _device(info: DeviceInfo) -> dict[str, Any]:
     for variant in load_manifest().values():
         entry = kernels.setdefault(variant.kernel, {"variants": 0, "unsupported": {}})
         entry["variants"] += 1
-        reasons = matrix.use_reasons(variant, info) if variant.kernel in matrix.FEATURES else (
-            device_reasons(variant, info))
+        reasons = matrix.use_reasons(variant, info) if variant.kernel in matrix.FEATURES else unable(variant, info)
         if reasons:
             entry["unsupported"][variant.name] = reasons
     fields = dataclasses.asdict(info)

@@ -21,8 +21,9 @@ FORMAT = 1
 class Row:
     """One problem by one runner ("vkattn split", "torch cuda flash"): times, or the reason why there are none.
 
-    ``device_ns`` is of dispatches each behind a boundary, ``streamed_ns`` of dispatches back to back.
-    ``limit_ns`` is the roofline's for the arithmetic that the runner uses, None if that is not known; ``worst_share`` the largest error of a sampled row as a share of its bound.
+    ``device_ns`` is of dispatches each behind a boundary, ``streamed_ns`` of dispatches back to back. ``limit_ns`` is
+    the roofline's for the arithmetic that the runner uses, None if that is not known; ``worst_share`` the largest error
+    of a sampled row as a share of its bound.
     """
 
     problem: dict[str, Any]

@@ -102,6 +102,14 @@ def variants(problem: Problem, info: DeviceInfo) -> tuple[Variant, ...]:
     return (shape(problem, info).kernel,)
 
 
+def variant_reasons(kernel: Variant, info: DeviceInfo) -> list[str]:
+    """Return why the device cannot run a variant of this family; empty if it can."""
+    reasons, lanes = device_reasons(kernel, info), int(kernel.axes.get("lanes", "l0").removeprefix("l"))
+    if lanes > info.subgroup_size:
+        reasons.append(f"needs subgroups of {lanes} invocations, the device has {info.subgroup_size}")
+    return reasons
+
+
 def not_supported_reasons(problem: Problem, info: DeviceInfo) -> list[str]:
     """Return why this family cannot compute ``problem`` on the device; empty if it can."""
     rows = problem.max_q_len * problem.group_size
