@@ -30,7 +30,7 @@ from .kernels.manifest import load_manifest, variant
 from .kernels.params import COUNT_IS_PUSHED
 from .ops.attention import attention, compute
 from .ops.selftest import settle
-from .reach import why_not_run
+from .reach import chosen, why_not_run
 from .runtime.device import Device
 from .validate import Call, attention_call
 
@@ -231,10 +231,11 @@ def check_device(device: Device) -> dict[str, Result]:
     check_quantised_caches(device, results)
     check_attention(device, results)
     check_quantised(device, results)
+    used = chosen(device.info)
     for name, result in results.items():
         if not result.cases and not result.problem:
             bf16 = "bf16" in name and ("bfloat16", "bfloat16") not in dtype_mixtures()
-            result.not_run = why_not_run(load_manifest()[name], device.info) or (
+            result.not_run = why_not_run(load_manifest()[name], device.info, used) or (
                 "not checked: needs the package ml_dtypes" if bf16 else "")
             result.problem = "" if result.not_run else "MISSED: some problem gets it on this device, but no case here"
     return results

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import functools
-
 from .caps.model import DeviceInfo
 from .dispatch import PRIORITY, is_for
 from .dtypes import FLOAT_DTYPES
@@ -14,15 +12,14 @@ from .formats import QUANTISED
 from .kernels import fused, matrix, split
 from .kernels.manifest import Variant
 from .kernels.support import device_reasons
-from .kernels.tiers import allowed_tiers
 from .kernels.verdicts import verdict
 from .problem import Problem
 
 #: (query rows, query heads) to one KV head: few and many for each kind of kernel.
 ROWS = ((1, 1), (1, 8), (100, 1))
 
-#: Elements of a key and value row at most; longer ones get no kernel of their own.
-MOST_DIM = 264
+#: Elements of key and value rows: the sizes at which kernels begin or end to fit, and the next longer rows.
+DIMS = sorted({size + more for power in range(2, 9) for size in (1 << power, 3 << power - 1) for more in (0, 4)})
 
 
 def unable(kernel: Variant, info: DeviceInfo) -> list[str]:
@@ -37,16 +34,14 @@ def unable(kernel: Variant, info: DeviceInfo) -> list[str]:
 
 
 def chosen(info: DeviceInfo) -> frozenset[str]:
-    """Return the variants of attention kernels that some problem gets on a device, by "auto" or an algorithm's name."""
-    return _chosen(info, allowed_tiers())
+    """Return the variants of attention kernels that some problem gets on a device, by "auto" or an algorithm's name.
 
-
-@functools.lru_cache(maxsize=8)
-def _chosen(info: DeviceInfo, tiers: frozenset[str]) -> frozenset[str]:
+    It depends on the verdicts of self-tests and on VKATTN_TIERS, and takes a part of a second.
+    """
     found: set[str] = set()
     for query, key, value in dtypes():
         for q_len, heads in ROWS:
-            for dim in range(4, MOST_DIM + 1, 4):
+            for dim in DIMS:
                 problem = Problem(1, heads, 1, q_len, 128, dim, dim, query, key, value)
                 for module in PRIORITY:
                     if is_for(module, info, "auto") and not module.not_supported_reasons(problem, info):
@@ -54,13 +49,13 @@ def _chosen(info: DeviceInfo, tiers: frozenset[str]) -> frozenset[str]:
     return frozenset(found)
 
 
-def why_not_run(kernel: Variant, info: DeviceInfo) -> str:
-    """Return why no problem gets ``kernel`` on the device, or "" if there is no reason."""
+def why_not_run(kernel: Variant, info: DeviceInfo, used: frozenset[str]) -> str:
+    """Return why no problem gets ``kernel`` on a device where those `chosen` are ``used``; "" if there is no reason."""
     if reasons := unable(kernel, info):
         return f"cannot run here: {'; '.join(reasons)}"
     if kernel.kernel.startswith("roofline_"):
         return "no attention: vkattn bench measures the device with it"
-    if kernel.kernel.startswith("attn_") and kernel.name not in chosen(info):
+    if kernel.kernel.startswith("attn_") and kernel.name not in used:
         by_name = kernel.kernel in matrix.FEATURES and info.device_type in matrix.ONLY_BY_NAME_ON
         return "used here only if asked for by name" if by_name else "never used here: other variants do its work"
     return ""
