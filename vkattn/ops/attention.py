@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from ..dispatch import choose
-from ..dtypes import numpy_dtype
+from ..dtypes import as_array, numpy_dtype
 from ..errors import OptionError, ShapeError
 from ..runtime.device import Device, resolve_device
-from ..validate import Call, as_array, attention_call, flag_option
+from ..validate import Call, attention_call, flag_option
 from .plan import AttentionPlan, plan_key
 from .selftest import settle
 

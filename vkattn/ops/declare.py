@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..cache.kv_cache import KVCache
-from ..dtypes import FLOAT_DTYPES, dtype_name
+from ..dtypes import FLOAT_DTYPES, as_array, dtype_name
 from ..errors import DTypeError, PlanError, ShapeError, VkattnError
 from ..graph.steps import Base, Resource, Step
 from ..graph.values import CacheValue, Dim, Position, Shape, Size, Value, capacities, words_of
@@ -67,7 +67,7 @@ class Declarations:
     def constant(self, name: str, array: Any) -> Value:
         """Declare an array that is uploaded once, when the graph is built."""
         self._check_name(name, "a constant")
-        given = np.array(array)
+        given = as_array(array, name).copy()
         value = self._value(name, given.shape, dtype_name(given, name, GRAPH_DTYPES), f"constant {name!r}")
         self._resources[value] = Resource(value, words_of(given.shape, value.dtype), "constant")
         self._plan.constants[value] = given

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..dtypes import as_array
 from ..errors import ClosedError, OptionError, PlanError
 from ..formats import check_range
 from ..graph.steps import Resource
@@ -156,7 +157,7 @@ class Graph(Assembly):
         for name in self._plan.positions:
             if name not in given:
                 raise PlanError(f"position {name!r} is missing. Hint: run(inputs, {name}=...).")
-            value = np.asarray(given[name])
+            value = as_array(given[name], name)
             if value.dtype.kind not in "iu" or value.ndim > 1 or value.size == 0:
                 raise OptionError(f"position {name!r} is {given[name]!r}; it must be an integer, or one for each batch "
                                   "entry.")

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..dtypes import dtype_name
+from ..dtypes import as_array, dtype_name
 from ..errors import ShapeError
 from ..layout import check_layout
 
@@ -52,8 +52,8 @@ def merge_states(
     (2.0, 0.6931)
     """
     layout = check_layout(layout)
-    first, second = np.asarray(out_a), np.asarray(out_b)
-    lses = np.asarray(lse_a, np.float32), np.asarray(lse_b, np.float32)
+    first, second = as_array(out_a, "out_a"), as_array(out_b, "out_b")
+    lses = as_array(lse_a, "lse_a").astype(np.float32), as_array(lse_b, "lse_b").astype(np.float32)
     dtype_name(first, "out_a")
     rows = first.shape[:3] if layout == "bhsd" else (first.shape[0], *first.shape[2:0:-1])
     if first.ndim != 4 or second.shape != first.shape or any(lse.shape != rows for lse in lses):
