@@ -176,7 +176,8 @@ def _device_text(device: dict[str, Any], is_default: bool) -> list[str]:
         "constants",
         "subgroup": f"{device['subgroup_size']} invocations; {', '.join(device['subgroup_operations']) or 'none'}",
         "matrices": _matrices(device["matrix_shapes"], device["matrix_features"]),
-        "timestamps": f"{device['timestamp_period_ns']:g} ns a tick, {device['timestamp_valid_bits']} bits",
+        "timestamps": f"{device['timestamp_period_ns']:g} ns a tick, {device['timestamp_valid_bits']} bits"
+        if device["timestamp_valid_bits"] else "none in the compute queue: nothing can be timed on the device",
     }
     lines += [f"  {name:<11}{text}" for name, text in rows.items()]
     lines += ["  tiers", *(f"    {tier:<10}{text}" for tier, text in device["tiers"].items()), "  kernels"]
