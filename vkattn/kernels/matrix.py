@@ -25,8 +25,8 @@ WIDTHS = {"d64": 64, "d128": 128, "d256": 256}
 LANES = {"l8": 8, "l32": 32, "l64": 64}
 EDGES = {"l8": 8, "l32": 16, "l64": 16}
 OPERANDS = ("float16", "bfloat16")
-#: head_dim and value_dim at the least. A narrower row would be mostly padding, and the fewer elements a row has, the more
-#: often weights rounded to half precision cancel to less than the tolerance grants (docs/decisions/0007).
+#: head_dim and value_dim at the least. A narrower row would be mostly padding, and the fewer elements a row has, the
+#: more often weights rounded to half precision cancel to less than the tolerance grants (docs/decisions/0007).
 NARROWEST = 16
 
 #: The extensions of each kernel, and what it needs of the second.

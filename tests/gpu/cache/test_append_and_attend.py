@@ -95,7 +95,7 @@ def test_rows_of_another_dtype_take_two_dispatches(own_device: Device, rng: np.r
                                                      builder.position("at")))
     graph = builder.build()
     kernels = [dispatch.variant.kernel for dispatch in graph._longest.dispatches]
-    assert [kernel for kernel in kernels if kernel != "copy"][0] == "kv_append"  # a GPU of its own copies inputs first
+    assert next(kernel for kernel in kernels if kernel != "copy") == "kv_append"  # some devices copy inputs first
     arrays = {name: rng.standard_normal((1, 1, heads, 8)).astype(numpy_dtype(dtype))
               for name, heads, dtype in (("query", 4, "float16"), ("key", 2, "float32"), ("value", 2, "float32"))}
     out = graph.run(arrays, at=0)["out"]
