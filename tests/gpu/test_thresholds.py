@@ -14,7 +14,7 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 @pytest.mark.once
 @pytest.mark.parametrize("clock", ["cpu_seconds", "device_seconds"])
-def test_every_algorithm_for_any_precision_is_timed(device: Device, monkeypatch: pytest.MonkeyPatch, clock: str) -> None:
+def test_every_algorithm_is_timed(device: Device, monkeypatch: pytest.MonkeyPatch, clock: str) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     thresholds = importlib.import_module("bench_thresholds")
     with Device(device.info.index) as own:
