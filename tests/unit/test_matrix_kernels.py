@@ -61,8 +61,9 @@ def passed(info: DeviceInfo, *names: str) -> None:
 
 @pytest.mark.parametrize(("changes", "reason"), [
     ({"query_dtype": "float32"}, "query, key and value are float32, float16, float16; they must be float16, or"),
-    ({"head_dim": 257}, "head_dim 257; at most 256"),
-    ({"value_dim": 300}, "value_dim 300; at most 256"),
+    ({"head_dim": 257}, "head_dim 257; it must be 16 to 256"),
+    ({"value_dim": 300}, "value_dim 300; it must be 16 to 256"),
+    ({"value_dim": 15}, "value_dim 15; it must be 16 to 256"),
 ])
 def test_what_no_device_computes(changes: dict[str, Any], reason: str) -> None:
     problem = dataclasses.replace(PROBLEM, **changes)
