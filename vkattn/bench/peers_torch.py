@@ -28,8 +28,8 @@ REPLAYS = 9
 MATMUL_SIZE = 8192
 
 
-def _arguments(torch: Any, problem: BenchProblem, inputs: Inputs, index: int, where: str) -> list[Any]:
-    """Return query, key and value of a set as tensors; keys and values of a quantised problem are not its own."""
+def _arguments(torch: Any, inputs: Inputs, index: int, where: str) -> list[Any]:
+    """Return query, key and value of a set as tensors."""
     arrays = (inputs.query(index), inputs.rows(index, 0), inputs.rows(index, 1))
     return [torch.from_numpy(array).to(where) for array in arrays]
 
@@ -44,7 +44,7 @@ def torch_cpu(problem: BenchProblem, inputs: Inputs, sets: int, seconds: float) 
     if problem.num_operations > CPU_OPERATIONS:
         yield Outcome("torch cpu", reason=f"{problem.num_operations:.1g} operations are too many for it")
         return
-    tensors = _arguments(torch, problem, inputs, 0, "cpu")
+    tensors = _arguments(torch, inputs, 0, "cpu")
 
     def run() -> Any:
         return torch.nn.functional.scaled_dot_product_attention(*tensors, **_options(problem))
@@ -59,7 +59,7 @@ def torch_cuda(problem: BenchProblem, inputs: Inputs, sets: int, seconds: float)
     if not torch.cuda.is_available():
         yield Outcome("torch cuda", reason="torch sees no CUDA device")
         return
-    tensors = [_arguments(torch, problem, inputs, index, "cuda") for index in range(sets)]
+    tensors = [_arguments(torch, inputs, index, "cuda") for index in range(sets)]
     for backend, name in BACKENDS.items():
         runner = f"torch cuda {name}"
         scores = 4 * problem.batch_size * problem.num_heads * problem.q_len * problem.length

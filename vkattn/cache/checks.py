@@ -41,7 +41,8 @@ def rows_dtype(cache: KVCache, key: tuple[int, ...], value: tuple[int, ...], key
         raise DTypeError(f"`key` is {key_dtype} but `value` is {value_dtype}; they must have the same dtype.")
     if is_plain(cache.dtype, cache.value_dtype) and key_dtype not in ("float32", cache.dtype):
         raise DTypeError(f"`key` is {key_dtype}; this {cache.dtype} cache takes float32"
-                         f"{'' if cache.dtype == 'float32' else f' or {cache.dtype}'} rows.")
+                         f"{'' if cache.dtype == 'float32' else f' or {cache.dtype}'} rows. "
+                         "Hint: pass key.astype(np.float32), and value too.")
     return key_dtype
 
 

@@ -214,7 +214,7 @@ class AttentionNodes(CacheNodes):
         for argument, given in (("q_offset", q_offset), ("kv_len", kv_len)):
             self._check_scalar(node, argument, given)
         if mask is not None:
-            changes |= self._mask(node, mask, (batch, heads, q_len, base.kv_len), query.dtype)
+            changes |= self._mask(node, mask, (batch, heads, q_len, base.kv_len))
         if softcap is not None and finite_option(softcap, "softcap", "a positive finite number, or None") <= 0:
             raise OptionError(f"{node}: `softcap` is {softcap!r}; it must be positive.")
         return replace(
@@ -234,7 +234,7 @@ class AttentionNodes(CacheNodes):
                 raise OptionError(f"{node}: `{argument}` is {given!r}; it must be a position of this GraphBuilder, or "
                                   f"an integer within +-{MAX_POSITION}.")
 
-    def _mask(self, node: str, mask: Value, full: tuple[Size, ...], query_dtype: str) -> dict[str, Any]:
+    def _mask(self, node: str, mask: Value, full: tuple[Size, ...]) -> dict[str, Any]:
         """Return the spec's mask fields, or raise if the mask does not broadcast to ``full``."""
         self._use(node, "mask", mask)
         if mask.dtype not in ("bool", "float32"):

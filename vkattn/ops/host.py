@@ -38,7 +38,8 @@ def as_input(name: str, value: Value, given: Any) -> np.ndarray:
     """Return an input as an array of the declared dtype, or raise DTypeError; nothing is converted."""
     array = given if type(given) is np.ndarray else as_array(given, name)
     if array.dtype != numpy_dtype(value.dtype) and array.dtype.name != value.dtype:  # names are slow
-        raise DTypeError(f"input {name!r} is {array.dtype.name}; it was declared as {value.dtype}.")
+        raise DTypeError(f"input {name!r} is {array.dtype.name}; it was declared as {value.dtype}. "
+                         "Hint: nothing is converted in a run; do it before.")
     return array
 
 
