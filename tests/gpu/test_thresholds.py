@@ -19,6 +19,6 @@ def test_every_algorithm_is_timed(device: Device, monkeypatch: pytest.MonkeyPatc
     thresholds = importlib.import_module("bench_thresholds")
     with Device(device.info.index) as own:
         thresholds.lift_limit(own)
-        seconds = getattr(thresholds, clock)(own, 96, 40, 2)
+        seconds = getattr(thresholds, clock)(own, thresholds.Case(96, 40), 2, thresholds.ALGORITHMS)
     assert set(seconds) >= {"split", "fused", "three_pass"}
     assert all(0 < value < 60 for value in seconds.values())
