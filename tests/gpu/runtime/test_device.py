@@ -137,8 +137,9 @@ def test_closing_gives_everything_back(device: Device) -> None:
 def test_unknown_boundary_and_budget() -> None:
     with pytest.raises(OptionError, match="`boundary` is 'loose'"):
         Device(boundary="loose")
-    with pytest.raises(OptionError, match="score_budget_bytes"):
-        Device(score_budget_bytes=0)
+    for budget in (0, 1.5, "large"):
+        with pytest.raises(OptionError, match=f"`score_budget_bytes` is {budget!r}; it must be an integer"):
+            Device(score_budget_bytes=budget)
 
 
 def test_unknown_device_is_named_with_those_there(device: Device) -> None:
