@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Any
 
 from .caps.model import DeviceInfo
 from .errors import NoKernelError, OptionError
@@ -36,8 +37,7 @@ def choose(problem: Problem, info: DeviceInfo, algorithm: str = "auto") -> Modul
     NoKernelError
         The named one, or none, supports the problem on this device; the message lists the reasons.
     """
-    if not isinstance(algorithm, str) or algorithm not in ("auto", *ALGORITHMS):
-        raise OptionError(f"`algorithm` is {algorithm!r}; supported: 'auto', {', '.join(map(repr, ALGORITHMS))}.")
+    check_algorithm(algorithm)
     failures = []
     for module in PRIORITY:
         if algorithm in ("auto", module.NAME):
@@ -47,6 +47,13 @@ def choose(problem: Problem, info: DeviceInfo, algorithm: str = "auto") -> Modul
             reasons = reasons or [f"on a {info.device_type} device only if asked for by name"]
             failures.append(f"  {module.NAME}: {'; '.join(reasons)}")
     raise NoKernelError(f'No kernel supports {problem} on "{info.name}":\n' + "\n".join(failures))
+
+
+def check_algorithm(algorithm: Any) -> str:
+    """Return ``algorithm`` if it is "auto" or an algorithm's name, else raise OptionError."""
+    if not isinstance(algorithm, str) or algorithm not in ("auto", *ALGORITHMS):
+        raise OptionError(f"`algorithm` is {algorithm!r}; supported: 'auto', {', '.join(map(repr, ALGORITHMS))}.")
+    return algorithm
 
 
 def is_for(module: ModuleType, info: DeviceInfo, algorithm: str) -> bool:

@@ -194,6 +194,7 @@ class KVCache:
         if keep.dtype.kind not in "iu" or keep.shape not in ((), (self.batch,)) or (keep < 0).any():
             raise OptionError(f"`length` is {length!r}; it must be an integer that is not negative, or one for each "
                               f"of {self.batch} batch entries.")
+        keep = np.minimum(keep, self.capacity)  # before it becomes int64: uint64 goes beyond
         np.minimum(self._lengths, keep.astype(np.int64), out=self._lengths)
 
     def reset(self) -> None:
@@ -274,7 +275,7 @@ class KVCache:
         [[3]]
         """
         pairs = ((key, key_scale, key_zero_point), (value, value_scale, value_zero_point))
-        return load_layer(cls, pairs, (dtype, value_dtype or dtype), capacity, device)
+        return load_layer(cls, pairs, (dtype, dtype if value_dtype is None else value_dtype), capacity, device)
 
     def close(self) -> None:
         """Free the cache and every plan that uses it."""

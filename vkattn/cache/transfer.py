@@ -12,6 +12,7 @@ from ..formats import CODE_RANGE, QUANTISED, QuantisedRows, num_blocks, pack_sto
 from ..layout import pack_into
 from ..runtime.device import Device
 from . import move
+from .checks import positive
 
 if TYPE_CHECKING:
     from .kv_cache import KVCache
@@ -35,11 +36,11 @@ def load_layer(kind: type[KVCache], pairs: tuple[tuple[Any, Any, Any], ...], dty
                capacity: int | None, device: Device | None) -> KVCache:
     """Make a cache of one layer from (codes, scale, zero point) of keys and of values; see `KVCache.load`."""
     keys, values = (as_array(codes, name) for name, (codes, _, _) in zip(("key", "value"), pairs, strict=True))
-    if keys.ndim != 4 or values.shape[:3] != keys.shape[:3] or 0 in keys.shape[1:2]:
+    if keys.ndim != 4 or values.ndim != 4 or values.shape[:3] != keys.shape[:3] or 0 in keys.shape[1:2]:
         raise ShapeError(f"`key` has shape {keys.shape} and `value` {values.shape}; they must be (batch, tokens, "
                          "num_kv_heads, dim), equal but for dim, at least one token.")
     batch, tokens, heads, head_dim = keys.shape
-    if capacity is not None and tokens > capacity:
+    if capacity is not None and tokens > positive(capacity, "capacity"):
         raise CapacityError(f"`key` has {tokens} tokens but `capacity` is {capacity}.")
     cache = kind(batch, heads, tokens if capacity is None else capacity, head_dim, value_dim=values.shape[3],
                  dtype=dtypes[0], value_dtype=dtypes[1], device=device)

@@ -8,6 +8,7 @@ import numpy as np
 
 from ..cache.checks import query_stand_in, rows_dtype
 from ..cache.kv_cache import CacheLayer, KVCache
+from ..dispatch import check_algorithm
 from ..dtypes import FLOAT_DTYPES, as_array, dtype_name, numpy_dtype
 from ..errors import OptionError, ShapeError
 from ..graph.values import Dim
@@ -124,7 +125,7 @@ def sdpa_with_kv_cache(
         settings = {
             "causal": causal, "scale": options.scale, "softcap": options.softcap, "window": tuple(window),
             "sinks": _numbers(options.sinks), "alibi_slopes": _numbers(options.alibi_slopes), "layout": layout,
-            "return_lse": options.return_lse, "algorithm": algorithm}
+            "return_lse": options.return_lse, "algorithm": check_algorithm(algorithm)}
         plan_key = ("sdpa", allowed_tiers(), group, room, tuple(described.items()), tuple(settings.items()))
         graph: Graph = store.plans.get(plan_key, lambda: _build(store, group, room, inputs, settings))
         result = graph.run(inputs, input_pos=start, layer=layer)

@@ -188,6 +188,8 @@ class Declarations:
         """Let every run return ``value`` under this name."""
         if self._is_built:
             raise PlanError(f"output {name!r}: the graph is built; nothing can be added.")
+        if not isinstance(name, str):
+            raise PlanError(f"an output is called {name!r}; its name must be a text.")
         if name in self._plan.outputs:
             raise PlanError(f"there are two outputs called {name!r}.")
         check_value(value, self, "value", f"output {name!r}")
@@ -231,7 +233,7 @@ class Declarations:
 
     def _value(self, producer: str, shape: Any, dtype: str, node: str) -> Value:
         shape = _sizes(node, "shape", shape)
-        if dtype not in GRAPH_DTYPES:
+        if not isinstance(dtype, str) or dtype not in GRAPH_DTYPES:
             raise DTypeError(f"{node} is {dtype!r}; supported: {', '.join(GRAPH_DTYPES)}.")
         if not shape or any(not isinstance(size, (int, np.integer, Dim)) for size in shape) or min(
                 capacities(shape)) < 1:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import as_array, dtype_name
-from ..errors import ShapeError
+from ..errors import DTypeError, ShapeError
 from ..layout import check_layout
 
 
@@ -53,13 +53,13 @@ def merge_states(
     """
     layout = check_layout(layout)
     first, second = as_array(out_a, "out_a"), as_array(out_b, "out_b")
-    lses = as_array(lse_a, "lse_a").astype(np.float32), as_array(lse_b, "lse_b").astype(np.float32)
+    lses = [_lse(lse, name) for lse, name in ((lse_a, "lse_a"), (lse_b, "lse_b"))]
     dtype_name(first, "out_a")
     rows = first.shape[:3] if layout == "bhsd" else (first.shape[0], *first.shape[2:0:-1])
     if first.ndim != 4 or second.shape != first.shape or any(lse.shape != rows for lse in lses):
         raise ShapeError(f"`out_a` {first.shape}, `out_b` {second.shape}, `lse_a` {lses[0].shape} and `lse_b` "
                          f"{lses[1].shape} do not fit together (layout {layout}).")
-    top = np.maximum(*lses)
+    top: np.ndarray = np.maximum(*lses)
     top = np.where(np.isneginf(top), np.float32(0), top)
     weights = [np.exp(lse - top) for lse in lses]
     total = weights[0] + weights[1]
@@ -70,3 +70,11 @@ def merge_states(
     with np.errstate(divide="ignore"):
         lse = np.where(total > 0, top + np.log(total), -np.inf).astype(np.float32)
     return out.astype(first.dtype), lse
+
+
+def _lse(lse: Any, argument: str) -> np.ndarray:
+    """Return a log-sum-exp as float32, or raise DTypeError if it holds no numbers."""
+    given = as_array(lse, argument)
+    if given.dtype.kind not in "iuf":
+        raise DTypeError(f"`{argument}` is {given.dtype.name}; it must be float32.")
+    return given.astype(np.float32)

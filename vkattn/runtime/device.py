@@ -64,8 +64,9 @@ class Device:
 
     def __init__(self, select: int | str | None = None, *, score_budget_bytes: int = DEFAULT_SCORE_BUDGET_BYTES,
                  boundary: str | None = None) -> None:
-        boundary = boundary or os.environ.get("VKATTN_BOUNDARY") or "coherent"
-        if boundary not in BOUNDARIES:
+        if boundary is None:
+            boundary = os.environ.get("VKATTN_BOUNDARY") or "coherent"
+        if not isinstance(boundary, str) or boundary not in BOUNDARIES:
             raise OptionError(f"`boundary` is {boundary!r}; supported: {', '.join(map(repr, BOUNDARIES))}.")
         if (as_integer(score_budget_bytes) or 0) < 1:
             raise OptionError(f"`score_budget_bytes` is {score_budget_bytes!r}; it must be an integer of at least 1.")
