@@ -51,7 +51,7 @@ class Tuning:
     split_subgroups : whether `split` shares rows by subgroup shuffles, where the device has them
     split_lanes : whether `split`, without them, lets a subgroup go through the keys alone, where it has 8 invocations:
         for software devices, which load for each invocation in turn
-    fused_subgroups : whether `fused` shares keys by subgroup broadcasts, where the device has them
+    fused_subgroups : whether `fused` shares keys by subgroup shuffles, where the device has them
     fused_large_tiles : whether `fused` takes large tiles, where the device has the shared memory; software devices go
         through the invocations of a workgroup in turn, and are faster with small ones
     """
