@@ -49,7 +49,9 @@ class Tuning:
     split_root_divisor : splits of one head at most: the root of its keys over this, since merging them costs time too
     split_max_rows : query rows of a KV head up to which `split` is chosen
     split_subgroups : whether `split` shares rows by subgroup shuffles, where the device has them
-    fused_subgroups : whether `fused` shares keys by subgroup broadcasts, where the device has them
+    split_lanes : whether `split`, without them, lets a subgroup go through the keys alone, where it has 8 invocations:
+        for software devices, which load for each invocation in turn
+    fused_subgroups : whether `fused` shares keys by subgroup shuffles, where the device has them
     fused_large_tiles : whether `fused` takes large tiles, where the device has the shared memory; software devices go
         through the invocations of a workgroup in turn, and are faster with small ones
     """
@@ -60,6 +62,7 @@ class Tuning:
     split_root_divisor: float
     split_max_rows: int
     split_subgroups: bool
+    split_lanes: bool
     fused_subgroups: bool
     fused_large_tiles: bool
 
