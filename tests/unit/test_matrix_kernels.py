@@ -114,7 +114,7 @@ def test_split_is_preferred_up_to_fewer_rows_where_units_take_the_rest(rows: int
     passed(nvidia(), "attn_coopmat2_f16_d128_l32")
     problem = dataclasses.replace(PROBLEM, num_heads=8, max_q_len=rows, query_dtype=dtype)
     found = choose(problem, nvidia())
-    assert found.NAME == expected
+    assert expected == found.NAME
 
 
 def test_a_failed_self_test_is_a_reason_and_another_variant_may_do() -> None:
