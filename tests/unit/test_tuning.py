@@ -133,7 +133,7 @@ def test_kernels_follow_the_numbers() -> None:
 def test_split_is_preferred_while_rows_are_few(changes: dict[str, int], rows: int, expected: str) -> None:
     """The numbers of discrete GPUs; with matrix units, see test_matrix_kernels."""
     problem = replace(PROBLEM, num_heads=8, max_q_len=rows, **changes)
-    assert choose(problem, GPU).NAME == expected
+    assert expected == choose(problem, GPU).NAME
 
 
 def test_the_only_one_that_can_is_taken_however_many_rows() -> None:
