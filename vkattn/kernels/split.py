@@ -146,8 +146,9 @@ def not_supported_reasons(problem: Problem, info: DeviceInfo) -> list[str]:
     chosen = shape(problem, info)
     if loops_are_too_long(problem, chosen, info):
         items = num_items(problem, chosen.rows, problem.max_q_len)
-        reasons.append(f"{items} items in {num_splits(items, problem.max_kv_len, info)} splits go beyond the 65535 loop "
-                       "iterations of an invocation after which llvmpipe ends loops without an error")
+        splits = num_splits(items, problem.max_kv_len, info)
+        reasons.append(f"{items} items in {splits} splits go beyond the 65535 loop iterations of an invocation after "
+                       "which llvmpipe ends loops without an error")
     return reasons + device_reasons(chosen.kernel, info)
 
 
