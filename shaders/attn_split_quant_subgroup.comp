@@ -299,12 +299,15 @@ void main() {
         barrier();
         merge_states(state);
         barrier();
-        [[unroll]] for (uint r = 0u; r < ROWS; ++r) {
-            if (r < USED_ROWS && tile.first + r < tile.rows) {
-                vec4 mine[VECS];
-                [[unroll]] for (uint i = 0u; i < VECS; ++i) mine[i] = acc[r * VECS + i];
-                finish_row(tile, item, split, r, state.row_max[r], mine);
+        [[dont_unroll]] for (uint r = 0u; r < min(USED_ROWS, tile.rows - tile.first); ++r) {
+            vec4 mine[VECS];
+            float own_max;
+            [[unroll]] for (uint k = 0u; k < ROWS; ++k) {
+                if (k >= USED_ROWS || k != r) continue;
+                own_max = state.row_max[k];
+                [[unroll]] for (uint i = 0u; i < VECS; ++i) mine[i] = acc[k * VECS + i];
             }
+            finish_row(tile, item, split, r, own_max, mine);
         }
         if (num_splits() > 1u && is_last(item)) merge_parts(tile, item);
         barrier();

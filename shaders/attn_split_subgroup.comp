@@ -298,14 +298,15 @@ void main() {
         barrier();
         merge_states(state);
         barrier();
-        [[unroll]] for (uint r = 0u; r < ROWS; ++r) {
-            if (r < USED_ROWS && tile.first + r < tile.rows) {
-                uint holder = gl_SubgroupInvocationID - lane() + r * IN_FLIGHT / ELEMENTS;
-                float own_max = subgroupShuffle(state.row_max, holder);
-                vec4 mine[VECS];
-                [[unroll]] for (uint i = 0u; i < VECS; ++i) mine[i] = acc[r * VECS + i];
-                finish_row(tile, item, split, r, own_max, mine);
-            }
+        // A loop, with all but the choice of acc in it once: unrolled, it took more compiling than all the rest.
+        [[dont_unroll]] for (uint r = 0u; r < min(USED_ROWS, tile.rows - tile.first); ++r) {
+            uint holder = gl_SubgroupInvocationID - lane() + r * IN_FLIGHT / ELEMENTS;
+            float own_max = subgroupShuffle(state.row_max, holder);
+            vec4 mine[VECS];
+            [[unroll]] for (uint k = 0u; k < ROWS; ++k)
+                if (k < USED_ROWS && k == r)
+                    [[unroll]] for (uint i = 0u; i < VECS; ++i) mine[i] = acc[k * VECS + i];
+            finish_row(tile, item, split, r, own_max, mine);
         }
         if (num_splits() > 1u && is_last(item)) merge_parts(tile, item);
         barrier();

@@ -107,6 +107,16 @@ def test_a_kernel_is_used_only_after_its_self_test() -> None:
     assert choose(dataclasses.replace(PROBLEM, head_dim=64, value_dim=64), info).NAME == "fused"  # another kernel
 
 
+@pytest.mark.parametrize(("rows", "dtype", "expected"), [
+    (125, "float16", "split"), (126, "float16", "coopmat2"), (126, "float32", "split"), (256, "float32", "split")])
+def test_split_is_preferred_up_to_fewer_rows_where_units_take_the_rest(rows: int, dtype: str, expected: str) -> None:
+    """8 KV heads: 1000 rows in all."""
+    passed(nvidia(), "attn_coopmat2_f16_d128_l32")
+    problem = dataclasses.replace(PROBLEM, num_heads=8, max_q_len=rows, query_dtype=dtype)
+    found = choose(problem, nvidia())
+    assert expected == found.NAME
+
+
 def test_a_failed_self_test_is_a_reason_and_another_variant_may_do() -> None:
     info = device()
     quad, shared = coopmat.candidates(PROBLEM, info)

@@ -54,6 +54,7 @@ def opposite(value: bool) -> Sequence[bool]:
 #: In the order in which they are measured.
 KNOBS = (
     Knob("split_subgroups", opposite, "decode", "split"),
+    Knob("split_lanes", opposite, "decode", "split"),
     Knob("split_threads", lambda value: CHOICES["split_threads"], "decode", "split"),
     Knob("split_groups", around, "decode", "split"),
     Knob("split_root_divisor", around, "decode", "split"),

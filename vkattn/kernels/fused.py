@@ -3,7 +3,7 @@
 Scores never leave the workgroup, so the memory that a problem needs beyond its arrays does not grow with it. Each
 workgroup takes a row tile and a chunk of value_dim after another; wider values are computed in chunks, each with scores
 of its own. Software devices load for each invocation in turn, so that a load costs them as much as a hundred
-multiply-adds; for them there is a kernel that loads less and shares by subgroup broadcasts.
+multiply-adds; for them there is a kernel that loads less and shares by subgroup shuffles.
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ def item_iterations(problem: Problem, max_kv_len: int, kernel: Variant) -> int:
     """Return the most loop iterations of one item: per block of keys those of head_dim, masks, softmax and values.
 
     A loop that does not go round counts as one. For the subgroup form it is assumed that values are not finite, which
-    takes 16 rounds more for each of their vecs.
+    takes 32 rounds more for each of their vecs.
     """
     head_vecs, value_vecs = -(-problem.head_dim // 4), min(-(-problem.value_dim // 4), 32)
     if kernel.kernel == "attn_fused_subgroup":
-        blocks, sums = max_kv_len // 16 + 2, max_kv_len // 1024 + 2
-        return 1000 + blocks * (49 + head_vecs + 18 * value_vecs) + sums * 8 * (value_vecs + 2)
+        blocks, sums = max_kv_len // 32 + 2, max_kv_len // 1024 + 2
+        return 1000 + blocks * (81 + head_vecs + 34 * value_vecs) + sums * 8 * (value_vecs + 2)
     return 100 + (max_kv_len // 32 + 2) * (140 + 5 * -(-head_vecs // 4))
 
 

@@ -58,6 +58,13 @@ def problem_reasons(problem: Problem) -> list[str]:
     return reasons
 
 
+def may_take(problem: Problem, info: DeviceInfo) -> bool:
+    """Whether "auto" may have matrix units compute ``problem``, as far as is known without self-tests."""
+    return info.device_type not in ONLY_BY_NAME_ON and any(
+        shape.operand == problem.query_dtype and shape.result == "float32" for shape in info.matrix_shapes
+    ) and not problem_reasons(problem)
+
+
 def candidates(kernel: str, endings: tuple[str, ...], problem: Problem, info: DeviceInfo) -> list[Variant]:
     """Return the compiled variants of ``kernel`` that fit ``problem`` and the device's subgroups, best first."""
     widest = max(problem.head_dim, problem.value_dim)
