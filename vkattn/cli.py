@@ -121,3 +121,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output (head, less) has gone
         sys.stderr.close()
         return 1
+    except OSError as error:  # a file or folder that an argument or a variable names
+        print(f"vkattn: {error}", file=sys.stderr)
+        return 1

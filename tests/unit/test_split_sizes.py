@@ -132,6 +132,6 @@ def test_longer_caches_are_split_further() -> None:
 
 def test_too_many_rows_and_too_wide_are_reasons() -> None:
     info = fake_device_info(**ROOM)
-    reasons = split.not_supported_reasons(dataclasses.replace(PROBLEM, max_q_len=22, head_dim=257), info)
-    assert any("66 query rows" in reason for reason in reasons)
+    reasons = split.not_supported_reasons(dataclasses.replace(PROBLEM, max_q_len=86, head_dim=257), info)
+    assert any("258 query rows" in reason for reason in reasons)
     assert any("head_dim 257; at most 256" in reason for reason in reasons)

@@ -8,6 +8,8 @@ multiply-adds; for them there is a kernel that loads less and shares by subgroup
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..caps.model import DeviceInfo
 from ..formats import variant_axes
 from ..problem import Problem
@@ -100,13 +102,22 @@ def scratch_words(problem: Problem, info: DeviceInfo, budget_words: int) -> dict
 
 def cut(problem: Problem, q_len: int, max_kv_len: int, scratch: dict[str, int], info: DeviceInfo) -> Cut:
     """Return how the rows of a run are cut so that no dispatch is long: desktop drivers reset a GPU that is busy."""
+    return cutter(problem, scratch, info)(q_len, max_kv_len)
+
+
+def cutter(problem: Problem, scratch: dict[str, int], info: DeviceInfo) -> Callable[[int, int], Cut]:
+    """Return `cut` for live lengths alone, for the kernel that is chosen now."""
     kernel = variants(problem, info)[0]
     rows = block_rows(kernel)
-    tiles = problem.batch_size * problem.num_kv_heads * -(-q_len * problem.group_size // rows)
-    work = rows * max(max_kv_len, 1) * (problem.head_dim + problem.value_dim)
-    short = max(1, int(DISPATCH_SECONDS * MULTIPLY_ADDS_PER_SECOND[info.device_type] / work))
-    loops = items_that_fit(item_iterations(problem, max_kv_len, kernel), info)
-    chunks_of_values = -(-problem.value_dim // 64)
-    fit = tiles if loops is None else loops // chunks_of_values
-    per_chunk = max(1, min(short, fit, tiles))
-    return Cut({"tiles_per_chunk": per_chunk}, -(-tiles // per_chunk))
+
+    def cut_at(q_len: int, max_kv_len: int) -> Cut:
+        tiles = problem.batch_size * problem.num_kv_heads * -(-q_len * problem.group_size // rows)
+        work = rows * max(max_kv_len, 1) * (problem.head_dim + problem.value_dim)
+        short = max(1, int(DISPATCH_SECONDS * MULTIPLY_ADDS_PER_SECOND[info.device_type] / work))
+        loops = items_that_fit(item_iterations(problem, max_kv_len, kernel), info)
+        chunks_of_values = -(-problem.value_dim // 64)
+        fit = tiles if loops is None else loops // chunks_of_values
+        per_chunk = max(1, min(short, fit, tiles))
+        return Cut({"tiles_per_chunk": per_chunk}, -(-tiles // per_chunk))
+
+    return cut_at

@@ -16,6 +16,7 @@ from ..caps.model import DeviceInfo
 from ..formats import is_plain, variant_axes
 from ..layout import row_quads
 from ..problem import Problem
+from . import matrix
 from .grid import iteration_limit, num_groups
 from .manifest import Variant, load_manifest, variant
 from .passes import Cut, Pass
@@ -26,6 +27,10 @@ NAME = "split"
 
 #: Parts of one head's keys at most: one workgroup merges them.
 MAX_SPLITS = 128
+
+#: Query rows to a KV head at most; and those up to which it is always preferred, as it reads keys and values but once.
+MAX_ROWS = 256
+FEW_ROWS = 8
 
 #: Elements of a key or value row at most, and query rows of an item, in shaders/attn_split.comp; a test ties them.
 MAX_DIM = 256
@@ -122,22 +127,53 @@ def variants(problem: Problem, info: DeviceInfo) -> tuple[Variant, ...]:
     return (shape(problem, info).kernel,)
 
 
+def variant_reasons(kernel: Variant, info: DeviceInfo) -> list[str]:
+    """Return why the device cannot run a variant of this family; empty if it can."""
+    reasons, lanes = device_reasons(kernel, info), int(kernel.axes.get("lanes", "l0").removeprefix("l"))
+    if lanes > info.subgroup_size:
+        reasons.append(f"needs subgroups of {lanes} invocations, the device has {info.subgroup_size}")
+    return reasons
+
+
 def not_supported_reasons(problem: Problem, info: DeviceInfo) -> list[str]:
     """Return why this family cannot compute ``problem`` on the device; empty if it can."""
-    rows = problem.max_q_len * problem.group_size
     reasons = []
-    if rows > info.tuned.split_max_rows:
-        reasons.append(f"q_len {problem.max_q_len} x group_size {problem.group_size} is {rows} query rows to a KV "
-                       f"head; at most {info.tuned.split_max_rows}")
+    if problem.max_q_len * problem.group_size > MAX_ROWS:
+        reasons.append(f"{_rows_of(problem)}; at most {MAX_ROWS}")
     for name, dim in (("head_dim", problem.head_dim), ("value_dim", problem.value_dim)):
         if dim > MAX_DIM:
             reasons.append(f"{name} {dim}; at most {MAX_DIM}")
     chosen = shape(problem, info)
     if loops_are_too_long(problem, chosen, info):
         items = num_items(problem, chosen.rows, problem.max_q_len)
-        reasons.append(f"{items} items in {num_splits(items, problem.max_kv_len, info)} splits go beyond the 65535 loop "
-                       "iterations of an invocation after which llvmpipe ends loops without an error")
+        splits = num_splits(items, problem.max_kv_len, info)
+        reasons.append(f"{items} items in {splits} splits go beyond the 65535 loop iterations of an invocation after "
+                       "which llvmpipe ends loops without an error")
     return reasons + device_reasons(chosen.kernel, info)
+
+
+def preferred_rows(problem: Problem, info: DeviceInfo) -> int:
+    """Return the query rows to a KV head up to which "auto" prefers this family.
+
+    Its time grows with the rows of all heads and entries together; that of other families does not, while their tiles
+    do not fill the device.
+    """
+    tuned = info.tuned
+    total = tuned.split_total_rows_matrix if matrix.may_take(problem, info) else tuned.split_total_rows
+    return min(tuned.split_max_rows, max(FEW_ROWS, total // max(problem.batch_size * problem.num_kv_heads, 1)))
+
+
+def passed_over_reasons(problem: Problem, info: DeviceInfo) -> list[str]:
+    """Return why "auto" passes this family over for a problem that it can compute; empty if it does not."""
+    limit = preferred_rows(problem, info)
+    if problem.max_q_len * problem.group_size <= limit:
+        return []
+    return [f"{_rows_of(problem)}; by name only above {limit}, where others are faster"]
+
+
+def _rows_of(problem: Problem) -> str:
+    return (f"q_len {problem.max_q_len} x group_size {problem.group_size} is "
+            f"{problem.max_q_len * problem.group_size} query rows to a KV head")
 
 
 def loops_are_too_long(problem: Problem, chosen: Shape, info: DeviceInfo) -> bool:

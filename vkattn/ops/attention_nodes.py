@@ -10,12 +10,13 @@ import numpy as np
 
 from ..cache.checks import query_stand_in
 from ..cache.kv_cache import KVCache
+from ..dispatch import check_algorithm
 from ..errors import DTypeError, OptionError, PlanError, ShapeError
 from ..graph.steps import Resource
 from ..graph.values import CacheValue, Dim, Position, Size, Value
 from ..layout import check_layout, join_shape, split_shape
 from ..mask import MAX_POSITION, resolve_causal, resolve_window
-from ..validate import causal_window, check_mixture, finite_option
+from ..validate import causal_window, check_mixture, finite_option, flag_option
 from .cache_nodes import CacheNodes
 from .lower import Tensors, attend, can_append, output_step, softmax_step, weights_step, with_algorithms, with_scores
 from .selftest import settle
@@ -51,6 +52,7 @@ class AttentionNodes(CacheNodes):
                 raise PlanError(f"{node}: `scores` is {scores}; it must come from attn_weights.")
             if scores in self._softmaxed:
                 raise PlanError(f"{node}: {scores} was already replaced by its softmax in {self._softmaxed[scores]}.")
+            return_lse = flag_option(return_lse, "return_lse")
             self._softmaxed[scores] = node
             self._used.add(scores)
             spec = replace(scores.about, sinks=self._per_head(sinks, "sinks", scores.about.num_heads),
@@ -119,7 +121,7 @@ class AttentionNodes(CacheNodes):
                     ("scale", None), ("softcap", None), ("window", (None, None)), ("sinks", None),
                     ("alibi_slopes", None), ("return_lse", False)))
             spec = self._spec(node, query, view, view, mask, causal, scale, softcap, window, sinks, slopes, None, None,
-                              layout, bool(return_lse), append)
+                              layout, return_lse, append)
             return self._attend(node, spec, query, view, view, mask, options.get("algorithm", "auto"), (key, value))
 
     def algorithms_of(self, node: str) -> tuple[str, ...]:
@@ -155,7 +157,7 @@ class AttentionNodes(CacheNodes):
 
     def _spec(self, node: str, query: Value, key: Any, value: Any, mask: Value | None, causal: Any, scale: Any,
               softcap: Any, window: Any, sinks: Any, alibi_slopes: Any, q_offset: Any, kv_len: Any, layout: str,
-              return_lse: bool, append: AttentionSpec | None = None) -> AttentionSpec:
+              return_lse: Any, append: AttentionSpec | None = None) -> AttentionSpec:
         """Check an attention node; return its spec, without a score buffer."""
         check_layout(layout)
         self._use(node, "query", query)
@@ -214,7 +216,7 @@ class AttentionNodes(CacheNodes):
         for argument, given in (("q_offset", q_offset), ("kv_len", kv_len)):
             self._check_scalar(node, argument, given)
         if mask is not None:
-            changes |= self._mask(node, mask, (batch, heads, q_len, base.kv_len), query.dtype)
+            changes |= self._mask(node, mask, (batch, heads, q_len, base.kv_len))
         if softcap is not None and finite_option(softcap, "softcap", "a positive finite number, or None") <= 0:
             raise OptionError(f"{node}: `softcap` is {softcap!r}; it must be positive.")
         return replace(
@@ -222,7 +224,7 @@ class AttentionNodes(CacheNodes):
             scale=1 / math.sqrt(head_dim) if scale is None else finite_option(scale, "scale"),
             softcap=None if softcap is None else float(softcap), window=causal_window(causal, window),
             alibi_slopes=self._per_head(alibi_slopes, "alibi_slopes", heads),
-            sinks=self._per_head(sinks, "sinks", heads), return_lse=bool(return_lse))
+            sinks=self._per_head(sinks, "sinks", heads), return_lse=flag_option(return_lse, "return_lse"))
 
     def _check_scalar(self, node: str, argument: str, given: Any) -> None:
         """Raise unless ``given`` is a position of this graph, an integer or None."""
@@ -234,7 +236,7 @@ class AttentionNodes(CacheNodes):
                 raise OptionError(f"{node}: `{argument}` is {given!r}; it must be a position of this GraphBuilder, or "
                                   f"an integer within +-{MAX_POSITION}.")
 
-    def _mask(self, node: str, mask: Value, full: tuple[Size, ...], query_dtype: str) -> dict[str, Any]:
+    def _mask(self, node: str, mask: Value, full: tuple[Size, ...]) -> dict[str, Any]:
         """Return the spec's mask fields, or raise if the mask does not broadcast to ``full``."""
         self._use(node, "mask", mask)
         if mask.dtype not in ("bool", "float32"):
@@ -250,7 +252,7 @@ class AttentionNodes(CacheNodes):
     def _attend(self, node: str, spec: AttentionSpec, query: Value, key: Any, value: Any, mask: Value | None,
                 algorithm: str, new: tuple[Value, Value] | None = None) -> Any:
         """Add the steps of an attention node, and before them the append of ``new`` rows to its cache."""
-        settle(self.device, spec.problem, algorithm)
+        settle(self.device, spec.problem, check_algorithm(algorithm))
         spec = with_algorithms(spec, self.device.info, self.device.score_budget_bytes // 4, algorithm)
         if new is not None:
             spec = replace(spec, appends=can_append(spec, self.device.info))

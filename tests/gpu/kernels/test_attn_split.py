@@ -22,7 +22,7 @@ SIZES = [(1, 3, 1, 1, 70, 8, 8), (2, 6, 2, 2, 333, 64, 64), (1, 8, 1, 8, 257, 12
 
 @pytest.fixture(scope="module", params=["plain", "subgroup", "lanes"])
 def own_device(request: pytest.FixtureRequest, device: Device) -> Iterator[Device]:
-    """A device whose split kernels are those without subgroup shuffles, those for GPUs or those for CPUs (where rows fit).
+    """A device whose split kernels are those without subgroup shuffles, for GPUs, or for CPUs (where rows fit).
 
     Its plans are roomy, so that each kernel is compiled once for all tests.
     """
