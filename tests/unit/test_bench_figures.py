@@ -149,7 +149,8 @@ def test_a_run_is_written_and_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [None, "", "[]", '{"format": 1}', '{"format": 1, "rows": [{"a": 1}]}',
-                                  '{"format": 99, "rows": []}'])
+                                  '{"format": 99, "rows": []}',
+                                  '{"format": 1, "rows": [{"problem": {}, "runner": "a"}]}'])
 def test_what_is_no_run_is_refused(tmp_path: Path, text: str | None) -> None:
     path = tmp_path / "run.json"
     if text is not None:

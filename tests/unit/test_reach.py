@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -98,6 +99,9 @@ def test_lanes_of_split_are_those_of_a_subgroup() -> None:
     assert unable(variant("attn_split_subgroup_f16_f16_r4_l8_q1"), narrow) == []
     for name in ("attn_split_subgroup_f16_f16_r4_l16_q1", "attn_split_quant_subgroup_int8_l16"):
         assert unable(variant(name), narrow) == ["needs subgroups of 16 invocations, the device has 8"]
+    assert unable(variant("attn_split_lanes_f16_f16"), narrow) == []
+    assert unable(variant("attn_split_lanes_f16_f16"), replace(narrow, subgroup_size=4)) == [
+        "needs subgroups of 8 invocations, the device has 4"]
 
 
 def test_the_report_has_a_line_for_each_reason() -> None:

@@ -78,6 +78,8 @@ def read(path: Path) -> tuple[dict[str, Any], list[Row]]:
         if data["format"] != FORMAT:
             raise OptionError(f"{path} has the form {data['format']!r}; this vkattn reads {FORMAT}.")
         rows = [Row(**entry) for entry in data.pop("rows")]
+        for row in rows:
+            _ = row.key, row.problem["length"], row.time_ns  # whoever reads rows takes these to be there
     except (OSError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, OptionError):
             raise

@@ -91,7 +91,7 @@ def _lanes_shape(problem: Problem, info: DeviceInfo) -> Shape | None:
         return None
     query, key = variant_axes(problem.query_dtype, problem.key_dtype, problem.value_dtype)
     kernel = variant(f"attn_split_lanes_{query}_{key}")
-    if info.subgroup_size < LANES or device_reasons(kernel, info):
+    if variant_reasons(kernel, info):
         return None
     chunks = (max(1, -(-dim // (4 * LANES))) for dim in dims)
     chosen = Shape(kernel, BASE_ROWS, (min(BASE_ROWS, problem.max_q_len * problem.group_size), *chunks))
@@ -130,6 +130,7 @@ def variants(problem: Problem, info: DeviceInfo) -> tuple[Variant, ...]:
 def variant_reasons(kernel: Variant, info: DeviceInfo) -> list[str]:
     """Return why the device cannot run a variant of this family; empty if it can."""
     reasons, lanes = device_reasons(kernel, info), int(kernel.axes.get("lanes", "l0").removeprefix("l"))
+    lanes = LANES if kernel.kernel == "attn_split_lanes" else lanes
     if lanes > info.subgroup_size:
         reasons.append(f"needs subgroups of {lanes} invocations, the device has {info.subgroup_size}")
     return reasons

@@ -30,7 +30,16 @@ class AttentionNodes(CacheNodes):
                      causal: str | None = None, scale: float | None = None, softcap: float | None = None,
                      window: Any = (None, None), alibi_slopes: Any = None, q_offset: int | Position | None = None,
                      kv_len: int | Position | None = None, layout: str = "bhsd", name: str | None = None) -> Value:
-        """Declare pass 1: scaled, masked scores ``[batch, num_heads, q_len, kv_len]``, for `softmax`."""
+        """Declare pass 1: scaled, masked scores ``[batch, num_heads, q_len, kv_len]``, float32, for `softmax`.
+
+        Parameters
+        ----------
+        query : Value, shape ``[batch, num_heads, q_len, head_dim]`` (bhsd)
+        key : Value, shape ``[batch, num_kv_heads, kv_len, head_dim]`` (bhsd), or a cache as `kv_append` returned it
+        q_offset, kv_len : int, Position or None
+        mask, causal, scale, softcap, window, alibi_slopes, layout
+            As for `vkattn.attention`; ``mask`` is a Value, bool or float32.
+        """
         with self._declaring(name, "attn_weights") as node:
             spec = self._spec(node, query, key, None, mask, causal, scale, softcap, window, None, alibi_slopes,
                               q_offset, kv_len, layout, False)
@@ -45,7 +54,10 @@ class AttentionNodes(CacheNodes):
             return scores
 
     def softmax(self, scores: Value, *, sinks: Any = None, return_lse: bool = False, name: str | None = None) -> Any:
-        """Declare pass 2: the weights of ``scores``, which they replace; and the lse ``[batch, num_heads, q_len]``."""
+        """Declare pass 2: the weights of ``scores``, float32, which they replace; and the lse if ``return_lse``.
+
+        The lse is float32 ``[batch, num_heads, q_len]``; ``sinks`` are as for `vkattn.attention`.
+        """
         with self._declaring(name, "softmax") as node:
             check_value(scores, self, "scores", node)
             if scores.kind != "scores":
@@ -69,7 +81,10 @@ class AttentionNodes(CacheNodes):
             return (probs, lse) if return_lse else probs
 
     def attn_output(self, probs: Value, value: Value | CacheValue, *, name: str | None = None) -> Value:
-        """Declare pass 3: weights times values, in the query's dtype and layout."""
+        """Declare pass 3: weights times values, in the query's dtype and layout.
+
+        ``value`` is a Value ``[batch, num_kv_heads, kv_len, value_dim]`` (bhsd), or the cache that the scores are of.
+        """
         with self._declaring(name, "attn_output") as node:
             check_value(probs, self, "probs", node)
             if probs.kind != "probs":
