@@ -16,6 +16,7 @@ from ..caps.model import DeviceInfo
 from ..formats import is_plain, variant_axes
 from ..layout import row_quads
 from ..problem import Problem
+from . import split_matrix
 from .grid import items_that_fit
 from .manifest import Variant, load_manifest, variant
 from .passes import Cut, Pass
@@ -51,8 +52,20 @@ class Shape:
 
 
 def shape(problem: Problem, info: DeviceInfo) -> Shape:
-    """Return the variant to use: with subgroup shuffles if the device has them and the rows fit, else without."""
-    return _shape(problem, info, allowed_tiers())
+    """Return the variant to use: on matrix units if its self-test passed, else with subgroup shuffles, else without."""
+    tiers = allowed_tiers()
+    kernel = split_matrix.usable(problem, info, tiers)  # not remembered: a self-test may come yet
+    return _shape(problem, info, tiers) if kernel is None else matrix_shape(kernel, info)
+
+
+def matrix_shape(kernel: Variant, info: DeviceInfo) -> Shape:
+    """Return how `split` uses ``kernel``, which multiplies on matrix units."""
+    return Shape(kernel, BASE_ROWS, (threads(kernel, info),))
+
+
+def untested(problem: Problem, info: DeviceInfo) -> Variant | None:
+    """Return the variant whose self-test decides which one is used, or None if nothing is left to decide."""
+    return split_matrix.untested(problem, info, allowed_tiers())
 
 
 @functools.lru_cache(maxsize=256)  # asked for in every run of a graph
@@ -129,7 +142,11 @@ def split_iterations(problem: Problem) -> int:
 
 def passes(problem: Problem, info: DeviceInfo) -> tuple[Pass, ...]:
     """Return the one pass; the subgroup form for floats can append the new rows of a cache before it reads them."""
-    chosen = shape(problem, info)
+    return passes_of(shape(problem, info))
+
+
+def passes_of(chosen: Shape) -> tuple[Pass, ...]:
+    """Return the one pass of a variant."""
     tensors = ("query", "key", "value", "mask", "parts", "tickets", "out", "lse")
     if chosen.kernel.kernel != "attn_split_subgroup":
         return (Pass(chosen.kernel, tensors, chosen.spec),)
