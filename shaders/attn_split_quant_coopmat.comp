@@ -28,6 +28,7 @@
 
 layout(local_size_x = 128, local_size_x_id = 0) in;
 layout(constant_id = 0) const uint THREADS = 128u;
+layout(constant_id = 1) const uint FULL_ROWS = 0u;  // whether head_dim and value_dim need all quads of WIDTH
 layout(push_constant) uniform Push {
     uint params_base;
     uint query_base;
@@ -100,11 +101,17 @@ shared vec2 group_state[THREADS / 32u * ROWS];  // (row_max, row_sum) of each su
 shared ScoreRule rule;                          // these two not in registers, of which there are few
 shared ScoreRow score_rows[ROWS];
 
-// One row's state in its invocations; row_sum is that of an invocation's own keys. The sums of values are in units of
-// 1 / norm, a power of two, and a weight beyond `limit` would make a half that is too large.
+// One row's state in its invocations; row_sum is that of an invocation's own keys. Weights and sums of values are
+// multiplied by norm, a power of two, so that no weight is beyond LIMIT, where halves end, and few are small ones.
 struct State {
-    float row_max, row_sum, norm, limit;
+    float row_max, row_sum, norm;
 };
+const float LIMIT = 32768.0;
+const int MOST_NORM = 100;  // norm is within 2^-100 .. 2^100
+
+// x is at least 2^e and less than 2^(e + 1).
+int exponent_of(float x) { return int(floatBitsToUint(x) >> 23) - 127; }
+float power_of_2(int e) { return e < -126 ? 0.0 : uintBitsToFloat(uint(min(e, 127) + 127) << 23); }
 
 // Of numbers for column g: their leading bits where it is even, else what these leave.
 HALF2 own_part(vec2 x) {
@@ -128,8 +135,7 @@ float load_queries(RowTile tile, out RIGHT q[STEPS]) {
     }
     largest = max(largest, shuffle_float(largest, LANE ^ 1u));
     largest = max(largest, shuffle_float(largest, LANE ^ 2u));
-    uint exponent = clamp(floatBitsToUint(largest) >> 23, 20u, 254u);
-    float factor = uintBitsToFloat(min(267u - exponent, 254u) << 23);  // the largest becomes [2^13, 2^14)
+    float factor = power_of_2(clamp(13 - exponent_of(largest), -120, 120));  // the largest becomes [2^13, 2^14)
     UNROLL for (uint i = 0u; i < STEPS; ++i) {
         vec4 y = factor * x[i];
         PUT(q[i], 0, own_part(y.xz))
@@ -175,15 +181,34 @@ void raise_maximum(vec2 s, inout State state, inout SUMS acc[STEPS]) {
     shrink_sums(shrink, acc);
 }
 
-// Chooses the power of two for the weights of row t anew (rare), from the largest one: that becomes [2^11, 2^12).
+// Weights of row t and keys g and g + 8: relative to the maximum, and then with the scales of values in them, of one
+// block after another; returns the largest of these.
+vec2 probabilities(vec2 s, float row_max) {
+    return vec2(floatBitsToUint(s.x) == MINUS_INFINITY ? 0.0 : exp(s.x - row_max),
+                floatBitsToUint(s.y) == MINUS_INFINITY ? 0.0 : exp(s.y - row_max));
+}
+float scale_weights(vec2 p, float norm, uvec2 scale[2], uint blocks, out vec2 weight[WEIGHTS]) {
+    float largest = 0.0;
+    UNROLL for (uint h = 0u; h < 2u; ++h)
+        if (p[h] == 0.0) scale[h] = uvec2(0u);  // a weight of 0 must not meet a NaN
+    UNROLL for (uint b = 0u; b < WEIGHTS; ++b) {
+        weight[b] = norm * p * value_scales_of(scale, b);
+        if (b < blocks) largest = max(largest, max(abs(weight[b].x), abs(weight[b].y)));
+    }
+    return largest;
+}
+
+// Chooses norm anew (rare), from the largest weight before it is multiplied: that becomes [2^11, 2^12), unless sums would
+// become larger than 2^60.
 void choose_norm(float largest, inout State state, inout SUMS acc[STEPS]) {
-    largest = max_over_g(largest);
-    if (!(largest > 0.0 && largest < 1.0e38)) return;
-    uint exponent = clamp(floatBitsToUint(largest) >> 23, 14u, 250u);
-    float norm = uintBitsToFloat(min(265u - exponent, 254u) << 23);
-    shrink_sums(norm / state.norm, acc);
-    state.norm = norm;
-    state.limit = 32768.0 / norm;
+    float most = 0.0;
+    UNROLL for (uint i = 0u; i < STEPS; ++i)
+        UNROLL for (uint c = 0u; c < 4u; ++c) most = max(most, abs(PART(acc[i], c)));
+    int wanted = clamp(11 - exponent_of(max_over_g(largest)), -MOST_NORM, MOST_NORM);
+    int step = min(wanted - exponent_of(state.norm), 60 - exponent_of(max_over_g(most)));
+    float factor = power_of_2(step);
+    state.norm *= factor;
+    shrink_sums(factor, acc);
 }
 
 // Weights of row t and keys g and g + 8 as an operand for all: column 2 r has their leading bits in row r, column 2 r + 1
@@ -201,34 +226,16 @@ RIGHT weight_operand(vec2 weight) {
     return weights;
 }
 
-// Adds the values, weighted by p, to the sums.
-void add_values(Values v, vec2 p, uint blocks, bool is_new, Decoder d, inout State state, inout SUMS acc[STEPS]) {
-#if defined(KEY_INT8)
-    vec2 weight = p * uintBitsToFloat(uvec2(v.scale[0].x, v.scale[1].x));
-    UNROLL for (uint h = 0u; h < 2u; ++h)
-        if (p[h] == 0.0) weight[h] = 0.0;  // it must not be a NaN
-    float largest = max(abs(weight.x), abs(weight.y));
-    if (any_of(is_new || largest > state.limit)) choose_norm(largest, state, acc);
-    RIGHT weights = weight_operand(weight * state.norm);
-    uint bias_pair = bias_bits(v.scale[0].y) | bias_bits(v.scale[1].y) << 16;
-    HALF2 bias[2];
-    UNROLL for (uint i = 0u; i < 2u; ++i) bias[i] = halves(shuffle(bias_pair, 8u * t() + 4u * i));
-#else
-    UNROLL for (uint h = 0u; h < 2u; ++h)
-        if (p[h] == 0.0) v.scale[h] = uvec2(0u);  // a weight of 0 must not meet a NaN
+// Adds the values, weighted, to the sums.
+void add_values(Values v, vec2 weight[WEIGHTS], Decoder d, inout SUMS acc[STEPS]) {
     HALF2 bias[2] = HALF2[2](HALF2(1152.0), HALF2(1152.0));
-    vec2 weight[BLOCKS];
-    float largest = 0.0;
-    UNROLL for (uint b = 0u; b < BLOCKS; ++b) {
-        weight[b] = p * block_scales(v.scale, b);
-        if (b < blocks) largest = max(largest, max(abs(weight[b].x), abs(weight[b].y)));
-    }
-    if (any_of(is_new || largest > state.limit)) choose_norm(largest, state, acc);
+    RIGHT weights;
+#if defined(KEY_INT8)
+    uint bias_pair = bias_bits(v.scale[0].y) | bias_bits(v.scale[1].y) << 16;
+    UNROLL for (uint i = 0u; i < 2u; ++i) bias[i] = halves(shuffle(bias_pair, 8u * t() + 4u * i));
 #endif
     UNROLL for (uint b = 0u; b < BLOCKS; ++b) {
-#if !defined(KEY_INT8)
-        RIGHT weights = weight_operand(weight[b] * state.norm);
-#endif
+        if (b < WEIGHTS) weights = weight_operand(weight[b]);
         LEFT first, second;
         value_operands(v, b, bias, d, first, second);
         acc[2u * b] = multiply_add(first, weights, acc[2u * b]);
@@ -246,25 +253,31 @@ void attend(RowTile tile, uint begin, uint end, bool plain, inout State state, i
                                 tile.b * v_stride_batch() + tile.hk * v_stride_head(), v_stride_batch(),
                                 v_stride_row(), value_vecs());
     Decoder d = decoder();
+    bool is_short = end - begin < TILE_KEYS;
     uint step = SUBGROUPS * TILE_KEYS, j0 = begin + SUBGROUP * TILE_KEYS;
-    Keys k = fetch_keys(k_source, j0, end);
-    Values v = fetch_values(v_source, j0, end);
+    Keys k = fetch_keys(k_source, j0, end, is_short);
+    Values v = fetch_values(v_source, j0, end, is_short);
     for (; j0 < end; j0 += step) {
         vec2 s = norm * multiply_keys(k, q, k_source.blocks, d), p;
-        k = fetch_keys(k_source, j0 + step, end);
+        k = fetch_keys(k_source, j0 + step, end, is_short);
         UNROLL for (uint h = 0u; h < 2u; ++h) {
-            uint j = j0 + 8u * h + g();
+            uint j = first_key(j0, end, is_short) + 8u * h + g();
             float x = uintBitsToFloat(MINUS_INFINITY);
-            if (j < end) x = plain ? s[h] * score_scale : masked_score(s[h], rule, score_rows[t()], j);
+            if (j >= j0 && j < end) x = plain ? s[h] * score_scale : masked_score(s[h], rule, score_rows[t()], j);
             s[h] = x;
         }
-        bool rises = any_of(max(s.x, s.y) > state.row_max);
-        if (rises) raise_maximum(s, state, acc);
-        UNROLL for (uint h = 0u; h < 2u; ++h)
-            p[h] = floatBitsToUint(s[h]) == MINUS_INFINITY ? 0.0 : exp(s[h] - state.row_max);
+        p = probabilities(s, state.row_max);
+        vec2 weight[WEIGHTS];
+        float largest = scale_weights(p, state.norm, v.scale, v_source.blocks, weight);
+        if (any_of(max(s.x, s.y) > state.row_max || largest > LIMIT)) {
+            raise_maximum(s, state, acc);
+            p = probabilities(s, state.row_max);
+            choose_norm(scale_weights(p, 1.0, v.scale, v_source.blocks, weight), state, acc);
+            UNROLL for (uint b = 0u; b < WEIGHTS; ++b) weight[b] *= state.norm;
+        }
         state.row_sum += p.x + p.y;
-        add_values(v, p, v_source.blocks, rises, d, state, acc);
-        v = fetch_values(v_source, j0 + step, end);
+        add_values(v, weight, d, acc);
+        v = fetch_values(v_source, j0 + step, end, is_short);
     }
 }
 
@@ -318,7 +331,7 @@ void main() {
         RowTile tile = row_tile(item);
         uint begin = tile_key_begin(tile) + split * keys_per_split();
         uint end = min(begin + keys_per_split(), tile_key_end(tile));
-        State state = State(LOWEST, 0.0, 1.0, 0.0);
+        State state = State(LOWEST, 0.0, power_of_2(MOST_NORM));
         SUMS acc[STEPS];
         UNROLL for (uint i = 0u; i < STEPS; ++i) acc[i] = no_sums();
         if (begin < end) {

@@ -11,6 +11,11 @@
 #define VKATTN_CODE_MATRICES
 
 #define TILE_KEYS 16u
+#if defined(KEY_Q4_0)
+#define ROW_QUADS (WIDTH / 32)
+#else
+#define ROW_QUADS (WIDTH / 16)
+#endif
 #define BLOCKS (WIDTH / 32)  // of 32 elements of a row
 #define STEPS (WIDTH / 16)   // matrices across head_dim and value_dim
 
@@ -71,40 +76,76 @@ uint output_vec_index(uint b) { return 8u * b + g(); }
 // Two words of which the first is `word` of the buffer; the second is of use only if `word` is even.
 uvec2 words_from(uvec2 pair, uint word) { return (word & 1u) == 0u ? pair : pair.yy; }
 
-#define FETCH_SCALES(held, pairs)                                                              \
-    UNROLL for (uint h = 0u; h < 2u; ++h) {                                                    \
-        uint word = source.scales_at + min(j0 + 8u * h + g(), end - 1u) * source.row_scales;   \
-        held.scale[h] = words_from(pairs[word >> 1], word);                                    \
-    }
+// Where the tile of 16 keys from j0 on is read: the last one where it ends at the end, and is in part one that was read
+// before. Where there are fewer keys, keys beyond the end are the last one again.
+uint first_key(uint j0, uint end, bool is_short) { return is_short ? j0 : min(j0, end - TILE_KEYS); }
+
 #define UNITS_OF_QUAD(bytes) (16u / (bytes))
+#define ROW_UNITS(source, bytes) ((FULL_ROWS == 1u ? ROW_QUADS : source.row_quads) * UNITS_OF_QUAD(bytes))
+#define UNIT_INDEX(n, last) (FULL_ROWS == 1u ? (n) : min(n, last))
 
-Keys fetch_keys(Source source, uint j0, uint end) {
+// Calls READ(i, row) with row - a row of a head in units of the buffer - for a tile's rows of an invocation.
+Keys fetch_keys(Source source, uint j0, uint end, bool is_short) {
     Keys held;
-    uint last = source.row_quads * UNITS_OF_QUAD(KEY_UNIT_BYTES) - 1u;
-    UNROLL for (uint h = 0u; h < 2u; ++h) {
-        uint j = min(j0 + 8u * h + g(), end - 1u);
-        uint row = (source.codes_at + j * source.row_quads) * UNITS_OF_QUAD(KEY_UNIT_BYTES);
-        UNROLL for (uint n = 0u; n < KEY_UNITS; ++n) held.unit[h * KEY_UNITS + n] = key[row + min(KEY_UNIT_INDEX(n), last)];
+    uint units = ROW_UNITS(source, KEY_UNIT_BYTES), last = units - 1u, first = first_key(j0, end, is_short);
+    uint at = source.codes_at * UNITS_OF_QUAD(KEY_UNIT_BYTES) + (first + g()) * units;
+    uint scale_at = source.scales_at + (first + g()) * source.row_scales;
+    if (is_short) {
+        UNROLL for (uint h = 0u; h < 2u; ++h) {
+            uint j = min(j0 + 8u * h + g(), end - 1u);
+            uint row = source.codes_at * UNITS_OF_QUAD(KEY_UNIT_BYTES) + j * units;
+            UNROLL for (uint n = 0u; n < KEY_UNITS; ++n)
+                held.unit[h * KEY_UNITS + n] = key[row + UNIT_INDEX(KEY_UNIT_INDEX(n), last)];
+            uint word = source.scales_at + j * source.row_scales;
+            held.scale[h] = words_from(key_scales[word >> 1], word);
+        }
+    } else {
+        UNROLL for (uint h = 0u; h < 2u; ++h) {
+            UNROLL for (uint n = 0u; n < KEY_UNITS; ++n)
+                held.unit[h * KEY_UNITS + n] = key[at + 8u * h * units + UNIT_INDEX(KEY_UNIT_INDEX(n), last)];
+            uint word = scale_at + 8u * h * source.row_scales;
+            held.scale[h] = words_from(key_scales[word >> 1], word);
+        }
     }
-    FETCH_SCALES(held, key_scales)
     return held;
 }
 
-Values fetch_values(Source source, uint j0, uint end) {
+Values fetch_values(Source source, uint j0, uint end, bool is_short) {
     Values held;
-    uint last = source.row_quads * UNITS_OF_QUAD(VALUE_UNIT_BYTES) - 1u;
-    UNROLL for (uint i = 0u; i < 4u; ++i) {
-        uint j = min(j0 + 2u * t() + i / 2u + 8u * (i % 2u), end - 1u);
-        uint row = (source.codes_at + j * source.row_quads) * UNITS_OF_QUAD(VALUE_UNIT_BYTES);
-        UNROLL for (uint n = 0u; n < VALUE_UNITS; ++n)
-            held.unit[i * VALUE_UNITS + n] = value[row + min(VALUE_UNIT_INDEX(n), last)];
+    uint units = ROW_UNITS(source, VALUE_UNIT_BYTES), last = units - 1u, first = first_key(j0, end, is_short);
+    uint at = source.codes_at * UNITS_OF_QUAD(VALUE_UNIT_BYTES) + (first + 2u * t()) * units;
+    uint scale_at = source.scales_at + (first + g()) * source.row_scales;
+    if (is_short) {
+        UNROLL for (uint i = 0u; i < 4u; ++i) {
+            uint j = min(j0 + 2u * t() + i / 2u + 8u * (i % 2u), end - 1u);
+            uint row = source.codes_at * UNITS_OF_QUAD(VALUE_UNIT_BYTES) + j * units;
+            UNROLL for (uint n = 0u; n < VALUE_UNITS; ++n)
+                held.unit[i * VALUE_UNITS + n] = value[row + UNIT_INDEX(VALUE_UNIT_INDEX(n), last)];
+        }
+        UNROLL for (uint h = 0u; h < 2u; ++h) {
+            uint word = source.scales_at + min(j0 + 8u * h + g(), end - 1u) * source.row_scales;
+            held.scale[h] = words_from(value_scales[word >> 1], word);
+        }
+    } else {
+        UNROLL for (uint i = 0u; i < 4u; ++i)
+            UNROLL for (uint n = 0u; n < VALUE_UNITS; ++n)
+                held.unit[i * VALUE_UNITS + n] = value[at + (i / 2u + 8u * (i % 2u)) * units
+                                                       + UNIT_INDEX(VALUE_UNIT_INDEX(n), last)];
+        UNROLL for (uint h = 0u; h < 2u; ++h) {
+            uint word = scale_at + 8u * h * source.row_scales;
+            held.scale[h] = words_from(value_scales[word >> 1], word);
+        }
     }
-    FETCH_SCALES(held, value_scales)
     return held;
 }
 
-#if !defined(KEY_INT8)
-// The scales of block b of both rows.
+// The scales of the values g and g + 8, of which there is one, or one to a block.
+#if defined(KEY_INT8)
+#define WEIGHTS 1
+vec2 value_scales_of(uvec2 scale[2], uint b) { return uintBitsToFloat(uvec2(scale[0].x, scale[1].x)); }
+#else
+#define WEIGHTS BLOCKS
+#define value_scales_of block_scales
 vec2 block_scales(uvec2 scale[2], uint b) {
     return vec2(unpackHalf2x16(scale[0][b / 2u])[b % 2u], unpackHalf2x16(scale[1][b / 2u])[b % 2u]);
 }
