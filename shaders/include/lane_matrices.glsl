@@ -13,6 +13,7 @@
 #define LANE gl_LocalInvocationIndex
 #define SUBGROUP 0u
 #define SUBGROUPS 1u
+#define HALF float
 #define HALF2 vec2
 #define PART(m, i) m.c[i]
 struct LEFT { float c[8]; };
@@ -25,6 +26,7 @@ shared uint lane_words[32];
 #define LANE gl_SubgroupInvocationID
 #define SUBGROUP gl_SubgroupID
 #define SUBGROUPS gl_NumSubgroups
+#define HALF float16_t
 #define HALF2 f16vec2
 #define PART(m, i) m[i]
 #define LEFT coopmat<float16_t, gl_ScopeSubgroup, 16, 16, gl_MatrixUseA>
@@ -90,10 +92,4 @@ float shuffle_float(float x, uint from) { return uintBitsToFloat(shuffle(floatBi
 // The leading 11 bits of numbers, which a half holds exactly. By hand, as a compiler may take the conversion to a half
 // and back for nothing.
 vec2 leading(vec2 x) { return uintBitsToFloat(floatBitsToUint(x) & 0xFFFFE000u); }
-
-// The maximum over the invocations of the same t.
-float max_over_g(float x) {
-    UNROLL for (uint step = 4u; step < 32u; step *= 2u) x = max(x, shuffle_float(x, LANE ^ step));
-    return x;
-}
 #endif

@@ -17,7 +17,7 @@ from tests.fakes import fake_device_info
 from vkattn.caps.model import DeviceInfo, MatrixShape
 from vkattn.dispatch import choose
 from vkattn.errors import NoKernelError
-from vkattn.kernels import coopmat, coopmat2, matrix, verdicts
+from vkattn.kernels import coopmat, coopmat2, matrix, split_matrix, verdicts
 from vkattn.kernels.manifest import Variant, load_manifest
 from vkattn.ops import selftest
 from vkattn.problem import Problem
@@ -28,7 +28,8 @@ KHR = frozenset({"VK_KHR_cooperative_matrix", "VK_KHR_shader_float16_int8", "VK_
                  "VK_KHR_shader_bfloat16"})
 SHAPES = tuple(MatrixShape(16, 16, 16, operand, "float32") for operand in ("float16", "bfloat16"))
 NV2 = frozenset({"reductions", "conversions", "per_element", "workgroup_scope"})
-KERNELS = [kernel for kernel in load_manifest().values() if kernel.kernel in matrix.FEATURES]
+KERNELS = [kernel for kernel in load_manifest().values() if kernel.kernel in matrix.FEATURES
+           and kernel.kernel != split_matrix.KERNEL]  # that is one of `split`: tests/unit/test_split_matrix.py
 
 
 def device(**changes: Any) -> DeviceInfo:

@@ -120,3 +120,14 @@ def test_python_and_the_shader_agree() -> None:
     for name, width in re.findall(r"defined\(WIDTH_(D\d+)\)\n#define WIDTH (\d+)\n", text):
         assert matrix.WIDTHS[name.lower()] == int(width)
     assert f"#define ROWS {split.BASE_ROWS}\n" in text
+
+
+def test_its_workgroups_are_small_and_fill_the_device() -> None:
+    info = device()
+    for kernel in (False, True):
+        if kernel:
+            verdicts.note(load_manifest()[KERNEL], info, "")
+        scratch = split.scratch_words(dataclasses.replace(PROBLEM, max_kv_len=1 << 20), info, 1 << 24)
+        splits = split.cut(PROBLEM, 1, 131072, scratch, info).words["num_splits"]
+        assert splits == (49 if kernel else 33)
+    assert split.shape(PROBLEM, info).spec == (128,)

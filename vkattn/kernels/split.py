@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..caps.model import DeviceInfo
 from ..formats import is_plain, variant_axes
@@ -38,6 +38,11 @@ UNIT = 16
 #: Invocations of a workgroup of shaders/attn_split_subgroup.comp at least.
 FEWEST_THREADS = 128
 
+#: Invocations of a workgroup on matrix units, and workgroups for each of `split_groups`: three of its workgroups are
+#: resident where two of 256 are (168 registers of an invocation on an NVIDIA H200).
+MATRIX_THREADS = 128
+MATRIX_GROUPS = 1.5
+
 #: Keys of a split at most, so that rounding stays far below the tolerance: each lane group adds a few hundred terms.
 MAX_KEYS_PER_SPLIT = 8192
 
@@ -55,12 +60,12 @@ def shape(problem: Problem, info: DeviceInfo) -> Shape:
     """Return the variant to use: on matrix units if its self-test passed, else with subgroup shuffles, else without."""
     tiers = allowed_tiers()
     kernel = split_matrix.usable(problem, info, tiers)  # not remembered: a self-test may come yet
-    return _shape(problem, info, tiers) if kernel is None else matrix_shape(kernel, problem, info)
+    return _shape(problem, info, tiers) if kernel is None else matrix_shape(kernel)
 
 
-def matrix_shape(kernel: Variant, problem: Problem, info: DeviceInfo) -> Shape:
+def matrix_shape(kernel: Variant) -> Shape:
     """Return how `split` uses ``kernel``, which multiplies on matrix units."""
-    return Shape(kernel, BASE_ROWS, (threads(kernel, info), int(split_matrix.fills(kernel, problem))))
+    return Shape(kernel, BASE_ROWS, (MATRIX_THREADS,))
 
 
 def untested(problem: Problem, info: DeviceInfo) -> Variant | None:
@@ -127,7 +132,7 @@ def not_supported_reasons(problem: Problem, info: DeviceInfo) -> list[str]:
             reasons.append(f"{name} {dim}; at most {MAX_DIM}")
     room = items_that_fit(split_iterations(problem), info)
     items = num_items(problem, shape(problem, info).rows, problem.max_q_len)
-    splits = num_splits(items, problem.max_kv_len, info)
+    splits = num_splits(items, problem.max_kv_len, filled(problem, info))
     if room is not None and items * splits > room:
         reasons.append(f"{items} items in {splits} splits go beyond the 65535 loop iterations of an invocation after "
                        "which llvmpipe ends loops without an error")
@@ -170,6 +175,16 @@ def num_splits(items: int, max_kv_len: int, info: DeviceInfo) -> int:
     return min(wanted, MAX_SPLITS, max(max_kv_len, 1))
 
 
+def filled(problem: Problem, info: DeviceInfo) -> DeviceInfo:
+    """Return ``info`` with the number of workgroups of the problem's kernel that fill the device as `split_groups`."""
+    return _with_groups(info, MATRIX_GROUPS) if split_matrix.is_one(shape(problem, info).kernel) else info
+
+
+@functools.lru_cache(maxsize=64)
+def _with_groups(info: DeviceInfo, factor: float) -> DeviceInfo:
+    return replace(info, tuning=replace(info.tuned, split_groups=int(info.tuned.split_groups * factor)))
+
+
 def part_words(problem: Problem, rows: int) -> int:
     """Return the words of the state and the row of values that one split of one item leaves."""
     return rows * (1 + -(-problem.value_dim // 4)) * 4
@@ -177,7 +192,7 @@ def part_words(problem: Problem, rows: int) -> int:
 
 def scratch_words(problem: Problem, info: DeviceInfo, budget_words: int) -> dict[str, int]:
     """Return the words of the parts (for any live lengths within the capacities) and of the ticket counters."""
-    rows = shape(problem, info).rows
+    rows, info = shape(problem, info).rows, filled(problem, info)
     most = 0
     for q_len in range(1, problem.max_q_len + 1):
         items = num_items(problem, rows, q_len)
@@ -194,7 +209,7 @@ def cut(problem: Problem, q_len: int, max_kv_len: int, scratch: dict[str, int], 
 
 def cutter(problem: Problem, scratch: dict[str, int], info: DeviceInfo) -> Callable[[int, int], Cut]:
     """Return `cut` for live lengths alone, with what does not depend on them found once: a graph asks in every run."""
-    rows = shape(problem, info).rows
+    rows, info = shape(problem, info).rows, filled(problem, info)
     words = part_words(problem, rows)
 
     def cut_at(q_len: int, max_kv_len: int) -> Cut:

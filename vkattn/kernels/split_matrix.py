@@ -9,13 +9,18 @@ from __future__ import annotations
 import functools
 
 from ..caps.model import DeviceInfo
-from ..formats import QUANTISED, code_quads
+from ..formats import QUANTISED
 from ..problem import Problem
 from . import matrix
 from .manifest import Variant, load_manifest
 from .verdicts import verdict
 
 KERNEL = "attn_split_quant_coopmat"
+
+
+def is_one(kernel: Variant) -> bool:
+    """Whether ``kernel`` is a variant of this kernel."""
+    return kernel.kernel == KERNEL
 
 
 def candidate(problem: Problem, info: DeviceInfo) -> Variant | None:
@@ -44,9 +49,3 @@ def untested(problem: Problem, info: DeviceInfo, tiers: frozenset[str]) -> Varia
     """Return the variant if its self-test has not been run."""
     kernel = fitting(problem, info, tiers)
     return kernel if kernel is not None and verdict(kernel, info) is None else None
-
-
-def fills(kernel: Variant, problem: Problem) -> bool:
-    """Whether rows of keys and values have all the quads that ``kernel`` can take: its loads are simpler then."""
-    most = code_quads(matrix.WIDTHS[kernel.axes["width"]], problem.key_dtype)
-    return all(code_quads(dim, problem.key_dtype) == most for dim in (problem.head_dim, problem.value_dim))

@@ -53,7 +53,7 @@ def test_a_variant_passes_its_self_test_or_the_device_lacks_something(device: De
 
 @pytest.mark.parametrize("name", emulated.NAMES)
 def test_the_self_test_in_emulation(device: Device, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(split, "threads", lambda kernel, info: emulated.LANES)
+    monkeypatch.setattr(split, "MATRIX_THREADS", emulated.LANES)
     with emulated.forced(name):
         assert selftest_split.judge(device, emulated.emulated(name), np.random.default_rng(3)) == ""
 
@@ -90,6 +90,7 @@ def test_hostile_rows_in_emulation(device: Device, rng: np.random.Generator, nam
         call = replace(call, problem=replace(call.problem, key_dtype=key, value_dtype=key), key=stored_keys,
                        value=stored_values)
         with emulated.forced(name):
+            assert split.variants(call.problem, device.info)[0].name == f"emulated {name}"
             out, lse = compute(call, device, "split")
         if case == "NaN":
             assert np.isnan(out).all() and np.isnan(lse).all()
