@@ -1,4 +1,4 @@
-"""`split`'s kernel on matrix units for any device: its units are written out in the shader, the subgroup is a workgroup.
+"""`split`'s kernel on matrix units for any device: the units are written out in the shader, for workgroups of 32.
 
 Few devices have the units, and none that CI has; a wrong index in the kernel shows here. After a change of the kernel:
 ``python tests/emulated.py``.

@@ -1,8 +1,8 @@
 """What the kernels on matrix units share: sizes, which devices they fit, and the self-test that lets them be used.
 
-The two families for prefill keep the queries, the scores and the sums of a row tile in the registers of a few subgroups, as cooperative
-matrices of EDGE x EDGE. They differ in how a subgroup goes from scores to weights. The third
-kernel is one of `vkattn.kernels.split`.
+The two families for prefill keep the queries, the scores and the sums of a row tile in the registers of a few
+subgroups, as cooperative matrices of EDGE x EDGE. They differ in how a subgroup goes from scores to weights. The third
+kernel is one of `split` (`vkattn.kernels.split_matrix`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`split` over quantised rows on matrix units: its self-test where a device has the units, and everywhere in emulation."""
+"""`split` over quantised rows on matrix units: its self-test where there are units, and everywhere in emulation."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ def stored(rows: np.ndarray, dtype: str) -> tuple[QuantisedRows, np.ndarray]:
 @pytest.mark.parametrize("name", emulated.NAMES)
 @pytest.mark.parametrize("case", ["scales", "few keys", "large queries", "a row of zeros", "NaN"])
 def test_hostile_rows_in_emulation(device: Device, rng: np.random.Generator, name: str, case: str) -> None:
-    """Scales over many powers of ten, one to seventeen keys, queries near the ends of float32, and what is no number."""
+    """Scales over many powers of ten, one to 17 keys, queries near the ends of float32, and what is no number."""
     key = name.rsplit("_", 1)[0]
     dim = matrix.WIDTHS[name.rsplit("_", 1)[1]]
     for keys in (1, 3, 15, 16, 17) if case == "few keys" else (90,):
         query, keys_in, values_in = (rng.standard_normal((1, heads, rows, dim)).astype(np.float32)
                                      for heads, rows in ((3, 1), (1, keys), (1, keys)))
         options: dict[str, Any] = {}
-        if case == "scales":  # a key of little weight may have values that are larger than all others, and the other way
+        if case == "scales":  # a key of little weight may have the largest values by far
             values_in *= 10.0 ** rng.uniform(-3, 3, (1, 1, keys, 1)).astype(np.float32)
             keys_in *= np.float32(3)
         if case == "large queries":
