@@ -18,11 +18,6 @@ from .verdicts import verdict
 KERNEL = "attn_split_quant_coopmat"
 
 
-def is_one(kernel: Variant) -> bool:
-    """Whether ``kernel`` is a variant of this kernel."""
-    return kernel.kernel == KERNEL
-
-
 def candidate(problem: Problem, info: DeviceInfo) -> Variant | None:
     """Return the variant for the formats and sizes of ``problem`` and the device's subgroups, if one is compiled."""
     if problem.key_dtype not in QUANTISED or problem.key_dtype != problem.value_dtype:
