@@ -135,8 +135,7 @@ def _quantised_shape(problem: Problem, info: DeviceInfo, key: str) -> Shape | No
     name = f"attn_split_quant_subgroup_{key}_l{lanes}"
     if name not in load_manifest() or lanes > info.subgroup_size or device_reasons(variant(name), info):
         return None
-    return Shape(variant(name), BASE_ROWS,
-                 (threads(variant(name), info), min(BASE_ROWS, problem.max_q_len * problem.group_size)))
+    return Shape(variant(name), BASE_ROWS, (FEWEST_THREADS, min(BASE_ROWS, problem.max_q_len * problem.group_size)))
 
 
 def variants(problem: Problem, info: DeviceInfo) -> tuple[Variant, ...]:
