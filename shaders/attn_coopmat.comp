@@ -68,9 +68,8 @@
 #define BLOCK_KEYS 16u
 #endif
 #endif
-#define ROW_TILES 1u
 #define THREADS (SUBGROUPS * LANES)
-#define BLOCK_ROWS (SUBGROUPS * EDGE * ROW_TILES)
+#define BLOCK_ROWS (SUBGROUPS * EDGE)
 layout(local_size_x = THREADS) in;
 #include "coopmat.glsl"
 #if defined(ROWS_QUAD)

@@ -48,9 +48,8 @@
 #define SUBGROUPS 8u
 #define BLOCK_KEYS 64u
 #endif
-#define ROW_TILES 1u
 #define THREADS (SUBGROUPS * LANES)
-#define BLOCK_ROWS (SUBGROUPS * EDGE * ROW_TILES)
+#define BLOCK_ROWS (SUBGROUPS * EDGE)
 layout(local_size_x = THREADS) in;
 #include "coopmat.glsl"
 #include "weigh_reduce.glsl"

@@ -35,6 +35,9 @@ layout(set = 0, binding = 6) coherent writeonly buffer Lse { float lse[]; };
 const float LOG2_E = 1.44269504, LN_2 = 0.693147181;
 // Weights are at most 2^HEADROOM, not 1: in float16 those down to 2^-36 of the largest then keep some bits.
 const float HEADROOM = 12.0;
+// The maximum that weights are relative to rises only where a score is beyond it by more than SLACK, so that sums are
+// shrunk rarely. 2^(HEADROOM + SLACK) is a float16 still.
+const float SLACK = 3.0;
 
 const uint ROW_QUADS = WIDTH / 8u;
 const uint PITCH = ROW_QUADS + 1u;  // a quad of padding keeps rows off each other's banks
@@ -42,6 +45,9 @@ const uint TILE_QUADS = BLOCK_KEYS * ROW_QUADS;               // quads of a tile
 const uint FETCHES = (TILE_QUADS + THREADS - 1u) / THREADS;  // and of an invocation
 const uint COL_TILES = WIDTH / EDGE;       // matrices across head_dim and value_dim
 const uint KEY_TILES = BLOCK_KEYS / EDGE;  // and across a tile of keys
+#ifndef GROUP
+const uint GROUP = KEY_TILES % 2u == 0u ? 2u : 1u;  // of those, between one step and the next of what overlaps
+#endif
 const uint EDGE_QUADS = EDGE / 8u;
 const uint STAGE = BLOCK_KEYS * PITCH;     // quads of a staged tile
 const uint DIRTY_WORDS = (BLOCK_KEYS + 31u) / 32u;
@@ -53,6 +59,7 @@ shared uvec4 stage[max(max(2u * STAGE, QUERY_SUBGROUPS * EDGE * PITCH), 2u * SUB
 shared ScoreRow score_rows[BLOCK_ROWS];
 shared float row_factor[BLOCK_ROWS];
 shared uint open_stamp[2];  // the tile that the mask leaves open to somebody; two, so that one barrier will do
+shared uint soiled_turn;    // the turn of the last tile staged whose values are not all finite, with weights in two parts
 shared uint dirty_keys[2u * DIRTY_WORDS];  // of two tiles in turn: keys whose values are not all finite, a bit each
 
 #define QUERIES coopmat<ELEMENT, gl_ScopeSubgroup, EDGE, EDGE, gl_MatrixUseA>
@@ -60,7 +67,7 @@ shared uint dirty_keys[2u * DIRTY_WORDS];  // of two tiles in turn: keys whose v
 #define SUMS coopmat<float, gl_ScopeSubgroup, EDGE, EDGE, gl_MatrixUseAccumulator>
 
 // The first row of this subgroup in the tile.
-uint own_rows() { return gl_SubgroupID * EDGE * ROW_TILES; }
+uint own_rows() { return gl_SubgroupID * EDGE ; }
 
 // Not 0 if the quad holds an infinity or a NaN: only then does adding 1 to an exponent's last bit carry out of it.
 uint not_finite(uvec4 quad) {
