@@ -51,7 +51,7 @@ const uint GROUP = KEY_TILES % 2u == 0u ? 2u : 1u;  // of those, between one ste
 const uint EDGE_QUADS = EDGE / 8u;
 const uint STAGE = BLOCK_KEYS * PITCH;     // quads of a staged tile
 const uint DIRTY_WORDS = (BLOCK_KEYS + 31u) / 32u;
-const uint QUERY_SUBGROUPS = 4u;           // whose queries are staged at a time
+const uint QUERY_SUBGROUPS = min(SUBGROUPS, max(2u * BLOCK_KEYS / EDGE, 4u));  // whose queries are staged at once
 const uint OUT_PITCH = EDGE / 4u + 1u;     // of a staged matrix of float32
 
 // A tile of keys, then one of values. Before them, the queries; after them, the outputs.
@@ -59,8 +59,11 @@ shared uvec4 stage[max(max(2u * STAGE, QUERY_SUBGROUPS * EDGE * PITCH), 2u * SUB
 shared ScoreRow score_rows[BLOCK_ROWS];
 shared float row_factor[BLOCK_ROWS];
 shared uint open_stamp[2];  // the tile that the mask leaves open to somebody; two, so that one barrier will do
-shared uint soiled_turn;    // the turn of the last tile staged whose values are not all finite, with weights in two parts
+shared uint soiled_turn;    // with weights in two parts: when the last tile is weighed whose values are not all finite
 shared uint dirty_keys[2u * DIRTY_WORDS];  // of two tiles in turn: keys whose values are not all finite, a bit each
+
+// What hides scores of a tile: nothing; where a row lies, causal or in a window; or that and all of the rule.
+const uint NOTHING = 0u, BY_PLACE = 1u, BY_RULE = 2u;
 
 #define QUERIES coopmat<ELEMENT, gl_ScopeSubgroup, EDGE, EDGE, gl_MatrixUseA>
 #define KEYS coopmat<ELEMENT, gl_ScopeSubgroup, EDGE, EDGE, gl_MatrixUseB>

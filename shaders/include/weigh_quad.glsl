@@ -16,11 +16,19 @@ Online no_keys() { return Online(LOWEST, 0.0); }
 uint held_row(uint state) { return own_rows() + 8u * state + gl_SubgroupInvocationID / 4u; }
 uint held_col(uint i) { return i / 2u % 2u * 8u + gl_SubgroupInvocationID % 4u * 2u + i % 2u; }
 
-// Masks the dot products if the tile is not `plain`, and raises the maxima and shrinks the sums of rows that need it.
-void begin_tile(bool plain, ScoreRule rule, uint col0, inout SUMS s[KEY_TILES], inout SUMS acc[COL_TILES],
-                inout Online online[STATES]) {
-    float scale_2 = plain ? rule.scale * LOG2_E : 1.0;
-    if (!plain) {
+// Masks the dot products, then raises the maxima and shrinks the sums of rows that need it.
+void begin_tile(uint masking, ScoreRule rule, float scale_2, uint col0, inout SUMS s[KEY_TILES],
+                inout SUMS acc[COL_TILES], inout Online online[STATES]) {
+    if (masking == BY_PLACE) {
+        [[unroll]] for (uint state = 0u; state < STATES; ++state) {
+            uint first = score_rows[held_row(state)].begin, end = score_rows[held_row(state)].end;
+            [[unroll]] for (uint n = 0u; n < KEY_TILES; ++n)
+                [[unroll]] for (uint i = 4u * state; i < 4u * state + 4u; ++i) {
+                    uint key = col0 + EDGE * n + held_col(i);
+                    if (key < first || key >= end) s[n][i] = uintBitsToFloat(MINUS_INFINITY);
+                }
+        }
+    } else if (masking == BY_RULE) {
         [[unroll]] for (uint state = 0u; state < STATES; ++state) {
             ScoreRow row = score_rows[held_row(state)];
             [[unroll]] for (uint n = 0u; n < KEY_TILES; ++n)

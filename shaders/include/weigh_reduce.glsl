@@ -16,17 +16,24 @@ float sum_of(const in float a, const in float b) { return a + b; }
 float masked(const in uint row, const in uint col, const in float dot_product, const in uint row0, const in uint col0) {
     return score_2(dot_product, score_rule(), score_rows[row0 + row], col0 + col);
 }
+float in_place(const in uint row, const in uint col, const in float dot_product, const in uint row0,
+               const in uint col0) {
+    bool seen = col0 + col >= score_rows[row0 + row].begin && col0 + col < score_rows[row0 + row].end;
+    return seen ? dot_product : uintBitsToFloat(MINUS_INFINITY);
+}
 float with_term(const in uint row, const in uint col, const in float sum, const in uint row0, const in uint element0,
                 const in uint j, const in uint at, const in uint quads) {
     float term = not_finite_term(row0 + row, element0 + col, j, at, quads);
     return term != 0.0 ? sum + term : sum;
 }
 
-// Masks the dot products if the tile is not `plain`, and raises the maxima and shrinks the sums of rows that need it.
-void begin_tile(bool plain, ScoreRule rule, uint col0, inout SUMS s[KEY_TILES], inout SUMS acc[COL_TILES],
-                inout Online online[STATES]) {
-    float scale_2 = plain ? rule.scale * LOG2_E : 1.0;
-    if (!plain) {
+// Masks the dot products, then raises the maxima and shrinks the sums of rows that need it.
+void begin_tile(uint masking, ScoreRule rule, float scale_2, uint col0, inout SUMS s[KEY_TILES],
+                inout SUMS acc[COL_TILES], inout Online online[STATES]) {
+    if (masking == BY_PLACE) {
+        [[unroll]] for (uint n = 0u; n < KEY_TILES; ++n)
+            coopMatPerElementNV(s[n], s[n], in_place, own_rows(), col0 + n * EDGE);
+    } else if (masking == BY_RULE) {
         [[unroll]] for (uint n = 0u; n < KEY_TILES; ++n)
             coopMatPerElementNV(s[n], s[n], masked, own_rows(), col0 + n * EDGE);
     }
@@ -50,7 +57,8 @@ void begin_tile(bool plain, ScoreRule rule, uint col0, inout SUMS s[KEY_TILES], 
 }
 
 // The weights of GROUP matrices of keys from `first`, as operands.
-void weigh(uint first, float scale_2, inout SUMS s[KEY_TILES], inout Online online[STATES], out QUERIES p[GROUP * PARTS]) {
+void weigh(uint first, float scale_2, inout SUMS s[KEY_TILES], inout Online online[STATES],
+           out QUERIES p[GROUP * PARTS]) {
     [[unroll]] for (uint n = 0u; n < GROUP; ++n) {
         [[unroll]] for (uint i = 0u; i < online[0].row_max.length(); ++i) {
             float weight = exp2(fma(s[first + n][i], scale_2, HEADROOM - online[0].row_max[i]));

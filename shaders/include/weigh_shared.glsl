@@ -20,11 +20,10 @@ uint held_row() { return own_rows() + gl_SubgroupInvocationID / ROW_LANES; }
 
 // Takes the dot products to shared memory, masks them, raises maxima and shrinks sums by it, and
 // leaves the weights in shared memory.
-void begin_tile(bool plain, ScoreRule rule, uint col0, SUMS s[KEY_TILES], inout SUMS acc[COL_TILES],
-                inout Online online[STATES]) {
+void begin_tile(uint masking, ScoreRule rule, float scale_2, uint col0, SUMS s[KEY_TILES],
+                inout SUMS acc[COL_TILES], inout Online online[STATES]) {
     uint mine = gl_SubgroupID * EDGE * S_PITCH, part = gl_SubgroupInvocationID % ROW_LANES;
     uint place = mine + gl_SubgroupInvocationID / ROW_LANES * S_PITCH;
-    float scale_2 = plain ? rule.scale * LOG2_E : 1.0;
     subgroupBarrier();
     [[unroll]] for (uint n = 0u; n < KEY_TILES; ++n)
         coopMatStore(s[n], scores, mine + n * EDGE / 4u, S_PITCH, gl_CooperativeMatrixLayoutRowMajor);
@@ -33,11 +32,14 @@ void begin_tile(bool plain, ScoreRule rule, uint col0, SUMS s[KEY_TILES], inout 
     float old_max = online[0].row_max, new_max = LOWEST;
     [[unroll]] for (uint i = 0u; i < ROW_VECS; ++i)
         own[i] = uintBitsToFloat(scores[place + part + ROW_LANES * i]);
-    if (!plain) {
+    if (masking != NOTHING) {
         ScoreRow row = score_rows[held_row()];
         [[unroll]] for (uint i = 0u; i < ROW_VECS; ++i)
-            [[unroll]] for (uint c = 0u; c < 4u; ++c)
-                own[i][c] = score_2(own[i][c], rule, row, col0 + 4u * (part + ROW_LANES * i) + c);
+            [[unroll]] for (uint c = 0u; c < 4u; ++c) {
+                uint key = col0 + 4u * (part + ROW_LANES * i) + c;
+                if (masking == BY_RULE) own[i][c] = score_2(own[i][c], rule, row, key);
+                else if (key < row.begin || key >= row.end) own[i][c] = uintBitsToFloat(MINUS_INFINITY);
+            }
     }
     [[unroll]] for (uint i = 0u; i < ROW_VECS; ++i)
         new_max = max(new_max, max(max(own[i].x, own[i].y), max(own[i].z, own[i].w)));
