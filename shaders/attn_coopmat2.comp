@@ -32,14 +32,9 @@
 #define WIDTH 64u
 #elif defined(WIDTH_D128)
 #define WIDTH 128u
-#elif defined(WIDTH_D256)
-#define WIDTH 256u
 #endif
 #if defined(LANES_L8)
 #define SUBGROUPS 4u
-#define BLOCK_KEYS 16u
-#elif defined(WIDTH_D256)
-#define SUBGROUPS 8u
 #define BLOCK_KEYS 16u
 #elif defined(WIDTH_D128) && defined(DTYPE_BF16)
 #define SUBGROUPS 8u
