@@ -8,7 +8,7 @@
 //           broadcast to [B, H, L, S]  5 out [B, H, L, Ev]  6 lse [B, H, L] float32, rows padded to 4 with 0, written
 //           if FLAG_LSE is set. Strides are in params
 // Grid      any number of workgroups of 4 or 8 subgroups; each takes BLOCK_ROWS rows after another, the rows that see
-//           most keys first. A subgroup has EDGE x ROW_TILES rows: their queries and sums are matrices in registers.
+//           most keys first. A subgroup has EDGE rows: their queries, scores and sums are matrices in registers.
 //           Tiles of keys and values are staged for all; include/coopmat_main.glsl says what overlaps
 // Push      params_base (words); chunk (of tiles_per_chunk row tiles); query_base, key_base, value_base (vecs);
 //           mask_base (words); out_base (vecs); lse_base (words)
@@ -51,14 +51,10 @@
 #endif
 #if defined(ROWS_QUAD)
 #define SUBGROUPS 8u
-#if defined(WIDTH_D64)
-#define BLOCK_KEYS 64u
-#elif defined(WIDTH_D256)
+#if defined(WIDTH_D256)
 #define BLOCK_KEYS 16u
-#elif defined(DTYPE_BF16)
-#define BLOCK_KEYS 32u  // weights in two parts take more registers
 #else
-#define BLOCK_KEYS 48u
+#define BLOCK_KEYS 64u
 #endif
 #else
 #define SUBGROUPS 4u

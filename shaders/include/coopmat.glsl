@@ -1,8 +1,8 @@
 // What the kernels on matrix units share: push constants, buffers, the stage in shared memory, which tiles of keys are
 // open, scores in base 2, and values that are not finite. Operands are float16 or bfloat16 (DTYPE_F16, DTYPE_BF16), in
 // queries, keys, values and outputs alike.
-// Includer must define WIDTH (head_dim and value_dim, padded), EDGE (of the matrices), ROW_TILES (matrices of query
-// rows of a subgroup), SUBGROUPS, BLOCK_ROWS (of all of them), BLOCK_KEYS (keys of a tile) and THREADS.
+// Includer must define WIDTH (head_dim and value_dim, padded), EDGE (of the matrices, and the query rows of a subgroup),
+// SUBGROUPS, BLOCK_ROWS (of all of them), BLOCK_KEYS (keys of a tile) and THREADS.
 #ifndef VKATTN_COOPMAT
 #define VKATTN_COOPMAT
 
@@ -45,9 +45,7 @@ const uint TILE_QUADS = BLOCK_KEYS * ROW_QUADS;               // quads of a tile
 const uint FETCHES = (TILE_QUADS + THREADS - 1u) / THREADS;  // and of an invocation
 const uint COL_TILES = WIDTH / EDGE;       // matrices across head_dim and value_dim
 const uint KEY_TILES = BLOCK_KEYS / EDGE;  // and across a tile of keys
-#ifndef GROUP
-const uint GROUP = KEY_TILES % 2u == 0u ? 2u : 1u;  // of those, between one step and the next of what overlaps
-#endif
+const uint GROUP = KEY_TILES % 2u == 0u ? 2u : 1u;  // of those, that are weighed and multiplied before the next
 const uint EDGE_QUADS = EDGE / 8u;
 const uint STAGE = BLOCK_KEYS * PITCH;     // quads of a staged tile
 const uint DIRTY_WORDS = (BLOCK_KEYS + 31u) / 32u;

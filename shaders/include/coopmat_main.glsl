@@ -19,12 +19,6 @@ void load_queries(RowTile tile, uint quads, out QUERIES q[COL_TILES]) {
     }
 }
 
-// Where the keys and values of a row tile lie, in quads: key 0, from key to key, and how many there are of each; and the
-// end of what may be read.
-struct Source {
-    uint key_at, key_step, key_quads, value_at, value_step, value_quads, end;
-};
-
 // Loads the invocation's quads of the rows [col0, end) of a tile; 0 beyond.
 #define FETCH(held, rows_of, at, step, col0, end, quads)                                    \
     [[unroll]] for (uint i = 0u; i < FETCHES; ++i) {                                        \
@@ -86,11 +80,11 @@ void add_values(uint first, QUERIES p[GROUP * PARTS], inout SUMS acc[COL_TILES])
 }
 
 // Adds what was left out of the values of the tile at col0 to the rows that attend it (rare).
-void add_all_not_finite(uint col0, Source source, uint turn, inout SUMS acc[COL_TILES]) {
+void add_all_not_finite(uint col0, uint at, uint step, uint quads, uint turn, inout SUMS acc[COL_TILES]) {
     for (uint w = 0u; w < DIRTY_WORDS; ++w)
         for (uint dirty = dirty_keys[turn % 2u * DIRTY_WORDS + w]; dirty != 0u; dirty &= dirty - 1u) {
             uint j = col0 + 32u * w + uint(findLSB(dirty));
-            add_not_finite(j, source.value_at + j * source.value_step, source.value_quads, acc);
+            add_not_finite(j, at + j * step, quads, acc);
         }
 }
 
@@ -100,28 +94,26 @@ bool is_whole(uint col0, uint all_begin, uint all_end, uint turn) {
     return col0 >= all_begin && col0 + BLOCK_KEYS <= all_end && (PARTS == 1u || soiled_turn != turn);
 }
 
-// Weighs the tile at col0, whose products with the queries are in `s` and whose values are staged, while units,
-// arithmetic and memory all work: the products with the keys of the tile at `next`, which are staged, take the place of
-// what was weighed, and values of `next` and keys of `after` are loaded, and staged in the end.
-void take_turn(uint masking, ScoreRule rule, float scale_2, uint col0, uint next, uint after, Source source, uint turn,
-               QUERIES q[COL_TILES], inout SUMS s[KEY_TILES], inout SUMS acc[COL_TILES], inout Online online[STATES]) {
-    uvec4 keys_ahead[FETCHES], values_ahead[FETCHES];
-    begin_tile(masking, rule, scale_2, col0, s, acc, online);
-    FETCH(keys_ahead, key, source.key_at, source.key_step, after, source.end, source.key_quads)
-    FETCH(values_ahead, value, source.value_at, source.value_step, next, source.end, source.value_quads)
-    [[unroll]] for (uint n = 0u; n < KEY_TILES; n += GROUP) {
-        QUERIES p[GROUP * PARTS];
-        weigh(n, scale_2, s, online, p);
-        multiply_keys(n, q, s);  // without a next tile, of something that is not used
-        add_values(n, p, acc);
-    }
+// One turn: weighs the tile at col0, whose products with the queries are in `s` and whose values are staged, while units,
+// arithmetic and memory all work. The products with the keys of the tile at `next`, which are staged, take the place of
+// what was weighed (without a next tile they are not used); values of `next` and keys of `after` are loaded, and staged in
+// the end. It is no function, as passing all its matrices to one and back took a tenth of the time.
+#define TURN(masking, after)                                                           \
+    begin_tile(masking, rule, scale_2, col0, s, acc, online);                          \
+    FETCH(keys_ahead, key, key_at, key_step, after, end, head_quads)                   \
+    FETCH(values_ahead, value, value_at, value_step, next, end, value_quads)           \
+    [[unroll]] for (uint n = 0u; n < KEY_TILES; n += GROUP) {                          \
+        QUERIES p[GROUP * PARTS];                                                      \
+        weigh(n, scale_2, s, online, p);                                               \
+        multiply_keys(n, q, s);                                                        \
+        add_values(n, p, acc);                                                         \
+    }                                                                                  \
+    barrier();                                                                         \
+    stash(keys_ahead, 0u);                                                             \
+    stash_values(values_ahead, turn + 1u);                                             \
+    if (gl_LocalInvocationIndex < DIRTY_WORDS)                                         \
+        dirty_keys[(turn + 1u) % 2u * DIRTY_WORDS + gl_LocalInvocationIndex] = 0u;     \
     barrier();
-    stash(keys_ahead, 0u);
-    stash_values(values_ahead, turn + 1u);
-    if (gl_LocalInvocationIndex < DIRTY_WORDS)
-        dirty_keys[(turn + 1u) % 2u * DIRTY_WORDS + gl_LocalInvocationIndex] = 0u;
-    barrier();
-}
 
 // Writes the rows of the subgroup, a matrix at a time by way of `stage`.
 void write_rows(RowTile tile, SUMS acc[COL_TILES]) {
@@ -140,21 +132,16 @@ void write_rows(RowTile tile, SUMS acc[COL_TILES]) {
     }
 }
 
-Source source_of(RowTile tile, uint end) {
-    uint key_at = push.key_base + key_offset() + tile.b * k_stride_batch() + tile.hk * k_stride_head();
-    uint value_at = push.value_base + value_offset() + tile.b * v_stride_batch() + tile.hk * v_stride_head();
-    return Source(key_at / 2u, k_stride_row() / 2u, (head_vecs() + 1u) / 2u, value_at / 2u, v_stride_row() / 2u,
-                  (value_vecs() + 1u) / 2u, end);
-}
-
 void main() {
     uint first = min(push.chunk * tiles_per_chunk(), num_row_tiles());
     uint tiles = min(tiles_per_chunk(), num_row_tiles() - first);
-    uint stamp = 0u, turn = 0u;
+    uint head_quads = (head_vecs() + 1u) / 2u, value_quads = (value_vecs() + 1u) / 2u;
+    uint key_step = k_stride_row() / 2u, value_step = v_stride_row() / 2u, stamp = 0u, turn = 0u;
     ScoreRule rule = score_rule();
     bool is_only_scaled = rule.mask_kind == 0u && rule.softcap == 0.0 && (flags() & FLAG_ALIBI) == 0u
                           && rule.scale > 0.0;
     float scale_2 = is_only_scaled ? rule.scale * LOG2_E : 1.0;
+    uint masking = is_only_scaled ? BY_PLACE : BY_RULE;
     if (gl_LocalInvocationIndex < 2u * DIRTY_WORDS) dirty_keys[gl_LocalInvocationIndex] = 0u;
     if (gl_LocalInvocationIndex == 0u) soiled_turn = ~0u;
 
@@ -163,16 +150,17 @@ void main() {
         uint begin = tile_key_begin(tile), end = tile_key_end(tile);
         uint all_begin = key_begin(tile.b, row_token(min(tile.first + BLOCK_ROWS, tile.rows) - 1u));
         uint all_end = is_only_scaled ? key_end(tile.b, row_token(tile.first)) : 0u;
-        Source source = source_of(tile, end);
+        uint key_at = (push.key_base + key_offset() + tile.b * k_stride_batch() + tile.hk * k_stride_head()) / 2u;
+        uint value_at = (push.value_base + value_offset() + tile.b * v_stride_batch() + tile.hk * v_stride_head()) / 2u;
         for (uint i = gl_LocalInvocationIndex; i < BLOCK_ROWS; i += THREADS)
             score_rows[i] = score_row(tile, tile.first + i);
         if (rule.mask_kind != 0u) barrier();
         uint col0 = next_open(rule, begin, end, stamp), next = end;
         uvec4 keys_ahead[FETCHES], values_ahead[FETCHES];
-        FETCH(keys_ahead, key, source.key_at, source.key_step, col0, end, source.key_quads)
-        FETCH(values_ahead, value, source.value_at, source.value_step, col0, end, source.value_quads)
+        FETCH(keys_ahead, key, key_at, key_step, col0, end, head_quads)
+        FETCH(values_ahead, value, value_at, value_step, col0, end, value_quads)
         QUERIES q[COL_TILES];
-        load_queries(tile, source.key_quads, q);
+        load_queries(tile, head_quads, q);
         Online online[STATES];
         [[unroll]] for (uint i = 0u; i < STATES; ++i) online[i] = no_keys();
         SUMS acc[COL_TILES], s[KEY_TILES];
@@ -182,7 +170,7 @@ void main() {
             next = next_open(rule, col0 + BLOCK_KEYS, end, stamp);
             stash(keys_ahead, 0u);
             stash_values(values_ahead, turn);
-            FETCH(keys_ahead, key, source.key_at, source.key_step, next, end, source.key_quads)
+            FETCH(keys_ahead, key, key_at, key_step, next, end, head_quads)
             barrier();
             [[unroll]] for (uint n = 0u; n < KEY_TILES; n += GROUP) multiply_keys(n, q, s);
             barrier();
@@ -193,16 +181,15 @@ void main() {
             // What all rows see whole has a loop of its own, so that nothing else takes registers there.
             for (; is_whole(col0, all_begin, all_end, turn); ++turn) {
                 uint after = next + BLOCK_KEYS;
-                take_turn(NOTHING, rule, scale_2, col0, next, after, source, turn, q, s, acc, online);
+                TURN(NOTHING, after)
                 col0 = next;
                 next = after;
             }
             if (col0 >= end) break;
             uint after = next < end ? next_open(rule, next + BLOCK_KEYS, end, stamp) : end;
             clean_values(turn);
-            take_turn(is_only_scaled ? BY_PLACE : BY_RULE, rule, scale_2, col0, next, after, source, turn, q, s, acc,
-                      online);
-            add_all_not_finite(col0, source, turn, acc);
+            TURN(masking, after)
+            add_all_not_finite(col0, value_at, value_step, value_quads, turn, acc);
             col0 = next;
             next = after;
             ++turn;
