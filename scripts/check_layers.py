@@ -21,8 +21,8 @@ PACKAGE = "vkattn"
 #: Lowest first; style.md's L0 to L6, where its single modules import each other cut finer, and the commands on top.
 #: The names stand below `vkattn.`; a package stands for all its modules that are not named themselves.
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"errors", "lru", "paths"}),  # L0
-    frozenset({"dtypes"}),
+    frozenset({"errors", "lru"}),  # L0
+    frozenset({"dtypes", "paths"}),
     frozenset({"layout"}),
     frozenset({"formats"}),
     frozenset({"mask", "caps", "caps.model"}),  # L1
@@ -33,7 +33,8 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"runtime"}),  # L4
     frozenset({"cache"}),  # L5
     frozenset({"ops"}),  # L6
-    frozenset({"setup_kompute", "_kompute_recipe", "info", "check", "demo", "bench", "tune"}),
+    frozenset({"setup_kompute", "_kompute_recipe", "info", "check", "demo", "bench", "tune", "reach",
+               "check_results"}),
     frozenset({"cli", "__main__"}),
 )
 

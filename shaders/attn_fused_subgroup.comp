@@ -3,11 +3,12 @@
 // Maths     as attn_fused: an online softmax over tiles of keys
 // Bindings  as attn_fused (include/fused.glsl)
 // Grid      any number of workgroups; each takes 128 rows x 128 elements of value_dim after another, the rows that see
-//           most keys first. 32 invocations own 4 rows each, with all their scores, weights and sums; 16 keys at a time
-//           are loaded by 8 lanes of a subgroup and broadcast to all of it. Subgroups never wait for each other
+//           most keys first. 32 invocations own 4 rows each, with all their scores, weights and sums; 32 keys at a time
+//           are loaded by 8 lanes of a subgroup and shared by shuffles, which are an instruction there where a broadcast
+//           is many. Subgroups never wait for each other
 // Push      as attn_fused
-// Bounds    as attn_fused, where a tile is the rows of one subgroup x 16 keys
-// Requires  subgroups of 8 invocations or more; broadcast, vote and arithmetic. No other size is assumed, nor how
+// Bounds    as attn_fused, where a tile is the rows of one subgroup x 32 keys
+// Requires  subgroups of 8 invocations or more; shuffle, vote and arithmetic. No other size is assumed, nor how
 //           invocations fall into subgroups
 // Source    online softmax: Milakov and Gimelshein 2018; compensated sum: Kahan 1965; sums in blocks: Higham 2002,
 //           section 4.2
@@ -15,7 +16,7 @@
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_KHR_shader_subgroup_arithmetic : require
-#extension GL_KHR_shader_subgroup_ballot : require
+#extension GL_KHR_shader_subgroup_shuffle : require
 #extension GL_KHR_shader_subgroup_vote : require
 
 layout(local_size_x = 32) in;
@@ -23,7 +24,7 @@ const uint THREADS = 32u, ROWS = 4u;  // invocations; rows of each
 #define BLOCK_ROWS 128u
 #include "fused.glsl"
 
-const uint LANES = 8u, LOADS = 2u;  // keys loaded at once, and how often in a tile
+const uint LANES = 8u, LOADS = 4u;  // keys loaded at once, and how often in a tile
 const uint BLOCK_COLS = LANES * LOADS, ROW_VECS = BLOCK_COLS / 4u;
 const uint BLOCK_VECS = 32u;  // vecs of value_dim; the loops over them stay loops, or compiling takes 20 times as long
 const uint SUM_KEYS = 1024u;  // keys whose part of the output is summed by itself, so that rounding stays small
@@ -46,7 +47,7 @@ void add_dots(inout vec4 s[ROWS * ROW_VECS], vec4 q[ROWS], uint key_at, uint key
         uint j = col + LANES * t;
         vec4 mine = j < end ? read_key(key_at + j * key_row, d) : vec4(0.0), k;
 #define STEP(n)                            \
-    k = subgroupBroadcast(mine, uint(n)); \
+    k = subgroupShuffle(mine, uint(n));   \
     [[unroll]] for (uint i = 0u; i < ROWS; ++i) s[i * ROW_VECS + 2u * t + uint(n) / 4u][uint(n) % 4u] += dot(q[i], k);
         EACH_LANE(STEP)
 #undef STEP
@@ -95,7 +96,7 @@ vec4[ROWS] product(Rows rows, vec4 p[ROWS * ROW_VECS], float scale, uint value_a
         dirty = dirty || any(bad);
         mine = mix(mine, vec4(0.0), bad);
 #define STEP(n)                            \
-    v = subgroupBroadcast(mine, uint(n)); \
+    v = subgroupShuffle(mine, uint(n));   \
     [[unroll]] for (uint i = 0u; i < ROWS; ++i) \
         sum[i] = fma(vec4(p[i * ROW_VECS + 2u * t + uint(n) / 4u][uint(n) % 4u]), v, sum[i]);
         EACH_LANE(STEP)

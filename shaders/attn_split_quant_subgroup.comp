@@ -141,18 +141,22 @@ void attend(RowTile tile, uint begin, uint end, inout State state, inout vec4 ac
     vec4 q[ROWS * VECS];
     ScoreRule rule = score_rule();
     bool plain = true;
-    [[unroll]] for (uint r = 0u; r < ROWS; ++r) {
-        uint row = tile.first + r;
-        if (r < USED_ROWS && row < tile.rows)
-            plain = plain && is_plain(rule, score_row(tile, row), begin, end - 1u);
-        [[unroll]] for (uint i = 0u; i < VECS; ++i) {
-            uint d = lane() * VECS + i;
-            q[r * VECS + i] = vec4(0.0);  // rows that do not exist have queries of 0
-            if (r < USED_ROWS && row < tile.rows && d < head_vecs())
-                q[r * VECS + i] = unit_factor(i) * read_query(push.query_base + tile.b * q_stride_batch()
-                    + row_head(tile, row) * q_stride_head() + row_token(row) * q_stride_row() + d);
-        }
+    [[dont_unroll]] for (uint r = 0u; r < min(USED_ROWS, tile.rows - tile.first); ++r)
+        plain = plain && is_plain(rule, score_row(tile, tile.first + r), begin, end - 1u);
+    // Queries go through shared memory: their dtype is known at run time only, and each load is a lot of code.
+    for (uint n = gl_LocalInvocationIndex; n < USED_ROWS * uint(RUN); n += THREADS) {
+        uint row = tile.first + n / uint(RUN), d = n % uint(RUN);
+        vec4 x = vec4(0.0);  // rows that do not exist have queries of 0
+        if (row < tile.rows && d < head_vecs())
+            x = read_query(push.query_base + tile.b * q_stride_batch() + row_head(tile, row) * q_stride_head()
+                           + row_token(row) * q_stride_row() + d);
+        sums[n] = x;
     }
+    barrier();
+    [[unroll]] for (uint r = 0u; r < ROWS; ++r)
+        [[unroll]] for (uint i = 0u; i < VECS; ++i)
+            q[r * VECS + i] = r < USED_ROWS ? unit_factor(i) * sums[r * RUN + lane() * VECS + i] : vec4(0.0);
+    barrier();
     Source k_source = source_of(push.key_base + key_offset(), tile.b * k_stride_batch() + tile.hk * k_stride_head(),
                                 k_stride_batch(), k_stride_row(), head_vecs());
     Source v_source = source_of(push.value_base + value_offset(),
@@ -299,12 +303,15 @@ void main() {
         barrier();
         merge_states(state);
         barrier();
-        [[unroll]] for (uint r = 0u; r < ROWS; ++r) {
-            if (r < USED_ROWS && tile.first + r < tile.rows) {
-                vec4 mine[VECS];
-                [[unroll]] for (uint i = 0u; i < VECS; ++i) mine[i] = acc[r * VECS + i];
-                finish_row(tile, item, split, r, state.row_max[r], mine);
+        [[dont_unroll]] for (uint r = 0u; r < min(USED_ROWS, tile.rows - tile.first); ++r) {
+            vec4 mine[VECS];
+            float own_max;
+            [[unroll]] for (uint k = 0u; k < ROWS; ++k) {
+                if (k >= USED_ROWS || k != r) continue;
+                own_max = state.row_max[k];
+                [[unroll]] for (uint i = 0u; i < VECS; ++i) mine[i] = acc[k * VECS + i];
             }
+            finish_row(tile, item, split, r, own_max, mine);
         }
         if (num_splits() > 1u && is_last(item)) merge_parts(tile, item);
         barrier();

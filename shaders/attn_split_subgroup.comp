@@ -136,14 +136,17 @@ struct State {
 
 void attend(RowTile tile, uint begin, uint end, inout State state, inout vec4 acc[ROWS * VECS]) {
     vec4 q[ROWS * VECS];
+    // Loads without a condition are half of the code, and what is beyond the end is read from before it.
     [[unroll]] for (uint r = 0u; r < ROWS; ++r) {
-        uint row = tile.first + r;
+        uint row = min(tile.first + r, tile.rows - 1u);
+        uint at = push.query_base + tile.b * q_stride_batch() + row_head(tile, row) * q_stride_head()
+                  + row_token(row) * q_stride_row();
         [[unroll]] for (uint i = 0u; i < VECS; ++i) {
-            uint d = vec_index(i);
             q[r * VECS + i] = vec4(0.0);
-            if (r < USED_ROWS && row < tile.rows && d < head_vecs())
-                q[r * VECS + i] = query_vec(query[push.query_base + tile.b * q_stride_batch()
-                    + row_head(tile, row) * q_stride_head() + row_token(row) * q_stride_row() + d]);
+            if (r >= USED_ROWS) continue;
+            bool is_there = tile.first + r < tile.rows && vec_index(i) < head_vecs();
+            vec4 x = query_vec(query[at + min(vec_index(i), head_vecs() - 1u)]);
+            q[r * VECS + i] = mix(vec4(0.0), x, bvec4(is_there));
         }
     }
     ScoreRule rule = score_rule();
@@ -298,14 +301,15 @@ void main() {
         barrier();
         merge_states(state);
         barrier();
-        [[unroll]] for (uint r = 0u; r < ROWS; ++r) {
-            if (r < USED_ROWS && tile.first + r < tile.rows) {
-                uint holder = gl_SubgroupInvocationID - lane() + r * IN_FLIGHT / ELEMENTS;
-                float own_max = subgroupShuffle(state.row_max, holder);
-                vec4 mine[VECS];
-                [[unroll]] for (uint i = 0u; i < VECS; ++i) mine[i] = acc[r * VECS + i];
-                finish_row(tile, item, split, r, own_max, mine);
-            }
+        // A loop, with all but the choice of acc in it once: unrolled, it took more compiling than all the rest.
+        [[dont_unroll]] for (uint r = 0u; r < min(USED_ROWS, tile.rows - tile.first); ++r) {
+            uint holder = gl_SubgroupInvocationID - lane() + r * IN_FLIGHT / ELEMENTS;
+            float own_max = subgroupShuffle(state.row_max, holder);
+            vec4 mine[VECS];
+            [[unroll]] for (uint k = 0u; k < ROWS; ++k)
+                if (k < USED_ROWS && k == r)
+                    [[unroll]] for (uint i = 0u; i < VECS; ++i) mine[i] = acc[k * VECS + i];
+            finish_row(tile, item, split, r, own_max, mine);
         }
         if (num_splits() > 1u && is_last(item)) merge_parts(tile, item);
         barrier();

@@ -1,7 +1,8 @@
 // Purpose   cache update: quantises q_len new rows of keys and of values into a cache at input_pos(b), exactly those rows
 // Maths     vkattn.oracle.quantize. int8, a row: scale = max((hi - lo) / 255, 2^-23), code = clamp(round(x / scale + zp));
 //           q8_0, 32 elements: scale = half(max |x| / 127); q4_0: scale = half(m / -8), m of the largest magnitude;
-//           code = clamp(round(x / scale)). Rounded to the nearest even
+//           code = clamp(round(x / scale)). Rounded to the nearest even, after divisions that round as
+//           NumPy's (include/divide.glsl): codes and scales are the oracle's on any device
 // Bindings  0 params  1 new_key [B, Hkv, L, D]  2 new_value [B, Hkv, L, Ev], of any float dtype  3 key_cache
 //           4 value_cache: per layer the codes of [B, Hkv, capacity] rows, then their scales (vkattn/formats.py)
 // Grid      any number of workgroups of 64; each takes one row after another, keys first, a vec to an invocation
@@ -28,6 +29,7 @@ layout(push_constant) uniform Push {
 #include "elements.glsl"
 #include "params.glsl"
 #include "formats.glsl"
+#include "divide.glsl"
 layout(set = 0, binding = 1) restrict readonly buffer NewKey { uint new_key[]; };
 layout(set = 0, binding = 2) restrict readonly buffer NewValue { uint new_value[]; };
 layout(set = 0, binding = 3) coherent writeonly buffer KeyCache { uint key_cache[]; };
@@ -141,15 +143,14 @@ void append_int8(Row row) {
     barrier();
     bool broken = floatBitsToUint(range.y) == INFINITY;
     if (broken) range = vec2(0.0);
-    precise float scale = max((range.y - range.x) / 255.0, SMALLEST_SCALE);
-    precise float from_low = range.x / scale;
-    precise float from_high = range.y / scale;
+    float scale = max(divide(range.y - range.x, 255.0), SMALLEST_SCALE);
+    float from_low = divide(range.x, scale);
+    float from_high = divide(range.y, scale);
     precise float error_of_both = (from_low - 128.0) + (from_high + 127.0);
     precise float exact = error_of_both > 0.0 ? -128.0 - from_low : 127.0 - from_high;
     float zero_point = broken ? 0.0 : roundEven(clamp(exact, -128.0, 127.0));
     for (uint e = lane; e < row.code_words; e += THREADS) {
-        precise vec4 quotient = source(row, e) / scale;
-        precise vec4 place = quotient + zero_point;
+        precise vec4 place = divide(source(row, e), scale) + zero_point;
         vec4 code = broken ? vec4(0.0) : clamp(roundEven(place), -128.0, 127.0);
         store(row.is_key, row.codes_at + e, four_bytes(code + 128.0));
     }
@@ -182,11 +183,10 @@ void append_blocks(Row row) {
             if (abs(other) > abs(peak)) peak = other;
         }
         bool broken = (floatBitsToUint(peak) & INFINITY) == INFINITY;
-        precise float exact = eight ? abs(peak) / 127.0 : peak / -8.0;
+        float exact = eight ? divide(abs(peak), 127.0) : peak / -8.0;
         uint bits = half_bits(broken ? 0.0 : clamp(exact, -LARGEST_SCALE, LARGEST_SCALE));
         float scale = unpackHalf2x16(bits).x;
-        precise vec4 quotient = x / scale;
-        vec4 code = scale == 0.0 ? vec4(0.0) : roundEven(quotient);
+        vec4 code = scale == 0.0 ? vec4(0.0) : roundEven(divide(x, scale));
         code = eight ? clamp(code, -127.0, 127.0) + 128.0 : clamp(code, -8.0, 7.0) + 8.0;
         if (eight && e < row_vecs) store(row.is_key, row.codes_at + e, four_bytes(code));
         nibbles[lane] = four_bytes(code);

@@ -1,8 +1,8 @@
 """``vkattn check``: run every kernel variant on one device and compare it with the float64 oracle.
 
 A variant passes if each row of each case is within its tolerance (`vkattn.oracle.worst_share`: 1 is the bound) and a
-second run of the same case gives the same bits. A variant that the device cannot run, or that is never chosen on it, is
-listed with the reason and does not count as a failure.
+second run of the same case gives the same bits. A variant that the device cannot run, or that no problem gets on it, is
+named with the reason and does not count as a failure; one that some problem gets and no case here does, counts as one.
 """
 
 from __future__ import annotations
@@ -12,43 +12,27 @@ import functools
 import json
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from . import oracle
 from .cache.kv_cache import KVCache
+from .check_results import Result, as_text, failed
 from .dispatch import MATRIX_ALGORITHMS, PRIORITY, is_for
 from .dtypes import AXIS, FLOAT_DTYPES, numpy_dtype
 from .errors import DeviceError, VkattnError
 from .formats import QUANTISED, QuantisedRows
 from .graph.hazards import segments
 from .graph.node import Binding, Dispatch
-from .kernels import matrix
 from .kernels.manifest import load_manifest, variant
 from .kernels.params import COUNT_IS_PUSHED
-from .kernels.support import device_reasons
 from .ops.attention import attention, compute
 from .ops.selftest import settle
+from .reach import chosen, why_not_run
 from .runtime.device import Device
 from .validate import Call, attention_call
-
-
-@dataclass
-class Result:
-    """What is known of one variant: its worst share of a bound over the cases run, and what went wrong."""
-
-    worst: float = 0.0
-    cases: int = 0
-    problem: str = ""
-
-    def add(self, label: str, share: float) -> None:
-        """Note the outcome of one case."""
-        self.cases += 1
-        self.worst = max(self.worst, share)
-        if not share <= 1 and not self.problem:
-            self.problem = f"{label}: error is {share:.3g} of the bound"
 
 
 def shapes(rng: np.random.Generator) -> Iterator[tuple[str, tuple[int, ...], dict[str, Any]]]:
@@ -60,7 +44,7 @@ def shapes(rng: np.random.Generator) -> Iterator[tuple[str, tuple[int, ...], dic
     mask[:, :, 7] = False
     yield "bool mask", (2, 4, 4, 40, 129, 24, 8), {"mask": mask}
     added = np.where(rng.random((4, 33, 65)) < 0.2, -np.inf, rng.standard_normal((4, 33, 65))).astype(np.float32)
-    for head_dim in (8, 16, 32, 72, 128, 256):  # decode: each length of a key row, few and many rows to a KV head
+    for head_dim in (8, 16, 32, 64, 72, 128, 256):  # decode: each length of a key row, few and many rows to a KV head
         for heads in (3, 8):
             yield f"decode, head_dim {head_dim}", (1, heads, 1, 1, 70, head_dim, head_dim), {"causal": "bottom_right"}
     yield "float mask, softcap, ALiBi, sinks", (1, 4, 1, 33, 65, 129, 3), {
@@ -247,23 +231,14 @@ def check_device(device: Device) -> dict[str, Result]:
     check_quantised_caches(device, results)
     check_attention(device, results)
     check_quantised(device, results)
+    used = chosen(device.info)
     for name, result in results.items():
-        kernel = load_manifest()[name]
-        reasons = (matrix.use_reasons if kernel.kernel in matrix.FEATURES else device_reasons)(kernel, device.info)
-        if reasons:
-            result.problem, result.cases = f"not supported here: {'; '.join(reasons)}", -1
-        elif not result.cases and not result.problem:
+        if not result.cases and not result.problem:
             bf16 = "bf16" in name and ("bfloat16", "bfloat16") not in dtype_mixtures()
-            result.problem = ("not checked: needs the package ml_dtypes" if bf16 else
-                              "no attention: used by vkattn bench only" if name.startswith("roofline_") else
-                              "not chosen on this device: another variant does the same work here")
-            result.cases = -1
+            result.not_run = why_not_run(load_manifest()[name], device.info, used) or (
+                "not checked: needs the package ml_dtypes" if bf16 else "")
+            result.problem = "" if result.not_run else "MISSED: some problem gets it on this device, but no case here"
     return results
-
-
-def failed(result: Result) -> bool:
-    """Whether the variant is wrong or was missed (not: that the device or a package lacks something)."""
-    return bool(result.problem) and result.cases >= 0
 
 
 def main(args: argparse.Namespace) -> int:
@@ -282,10 +257,5 @@ def main(args: argparse.Namespace) -> int:
             print(json.dumps({"device": device.info.name, "failed": bad,
                               "variants": {name: result.__dict__ for name, result in results.items()}}, indent=1))
             return 1 if bad else 0
-        for name, result in sorted(results.items()):
-            verdict = "FAILED" if failed(result) else "-" if result.cases < 0 else "ok"
-            detail = result.problem or f"worst error {result.worst:.2f} of the bound, {result.cases} cases"
-            print(f"  {verdict:6} {name:28} {detail}")
-        idle = sum(result.cases < 0 for result in results.values())
-        print(f"{len(results) - len(bad) - idle} passed, {len(bad)} failed, {idle} not run")
+        print(as_text(results))
     return 1 if bad else 0

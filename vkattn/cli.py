@@ -71,7 +71,7 @@ def build_parser() -> argparse.ArgumentParser:
     setup = commands.add_parser("setup", help="build and install kp 0.9.0 (Kompute), which vkattn dispatches through")
     setup.add_argument("--force", action="store_true", help="build and install it even if it is there")
     setup.add_argument("--verbose", action="store_true", help="show the output of pip and the compiler")
-    setup.add_argument("--jobs", type=int, metavar="N", help="compile with N processes (default: one per core)")
+    setup.add_argument("--jobs", type=_positive, metavar="N", help="compile with N processes (default: one per core)")
     setup.set_defaults(module="setup_kompute")
 
     info = commands.add_parser("info", help="list the Vulkan devices, their limits, and which kernels fit and why not")
@@ -120,4 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except BrokenPipeError:  # the reader of our output (head, less) has gone
         sys.stderr.close()
+        return 1
+    except OSError as error:  # a file or folder that an argument or a variable names
+        print(f"vkattn: {error}", file=sys.stderr)
         return 1

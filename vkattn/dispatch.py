@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Any
 
 from .caps.model import DeviceInfo
 from .errors import NoKernelError, OptionError
@@ -36,17 +37,27 @@ def choose(problem: Problem, info: DeviceInfo, algorithm: str = "auto") -> Modul
     NoKernelError
         The named one, or none, supports the problem on this device; the message lists the reasons.
     """
-    if not isinstance(algorithm, str) or algorithm not in ("auto", *ALGORITHMS):
-        raise OptionError(f"`algorithm` is {algorithm!r}; supported: 'auto', {', '.join(map(repr, ALGORITHMS))}.")
-    failures = []
+    check_algorithm(algorithm)
+    failures, spare = [], None
     for module in PRIORITY:
         if algorithm in ("auto", module.NAME):
             reasons = module.not_supported_reasons(problem, info)
             if not reasons and is_for(module, info, algorithm):
-                return module
+                if algorithm != "auto" or not is_passed_over(module, problem, info):
+                    return module
+                spare = spare or module
             reasons = reasons or [f"on a {info.device_type} device only if asked for by name"]
             failures.append(f"  {module.NAME}: {'; '.join(reasons)}")
+    if spare is not None:  # not the fastest, but the only one
+        return spare
     raise NoKernelError(f'No kernel supports {problem} on "{info.name}":\n' + "\n".join(failures))
+
+
+def check_algorithm(algorithm: Any) -> str:
+    """Return ``algorithm`` if it is "auto" or an algorithm's name, else raise OptionError."""
+    if not isinstance(algorithm, str) or algorithm not in ("auto", *ALGORITHMS):
+        raise OptionError(f"`algorithm` is {algorithm!r}; supported: 'auto', {', '.join(map(repr, ALGORITHMS))}.")
+    return algorithm
 
 
 def is_for(module: ModuleType, info: DeviceInfo, algorithm: str) -> bool:
@@ -54,6 +65,11 @@ def is_for(module: ModuleType, info: DeviceInfo, algorithm: str) -> bool:
     if algorithm != "auto":
         return bool(algorithm == module.NAME)
     return info.device_type not in getattr(module, "ONLY_BY_NAME_ON", ())
+
+
+def is_passed_over(module: ModuleType, problem: Problem, info: DeviceInfo) -> bool:
+    """Whether "auto" prefers what comes after ``module`` for this problem."""
+    return hasattr(module, "passed_over_reasons") and bool(module.passed_over_reasons(problem, info))
 
 
 def by_name(name: str) -> ModuleType:

@@ -22,9 +22,21 @@ ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 AXIS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
 
+def as_array(value: Any, argument: str) -> np.ndarray:
+    """Return ``value`` as a plain array without copying, or raise DTypeError."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise DTypeError(f"`{argument}` is a numpy.ma.MaskedArray, whose mask would be lost. Hint: pass a plain array, "
+                         "such as value.filled(0), and what is not to be attended as a mask of attention.")
+    try:
+        return np.asarray(value)
+    except Exception as error:  # whatever a foreign array's conversion raises
+        raise DTypeError(f"`{argument}` of type {type(value).__name__} cannot become a NumPy array: {error}. "
+                         "Hint: move it to the CPU and convert it first.") from error
+
+
 def dtype_name(array: Any, argument: str, supported: tuple[str, ...] = FLOAT_DTYPES) -> str:
     """Return the name of ``array``'s dtype, or raise DTypeError naming ``argument``."""
-    name = str(np.asarray(array).dtype.name)
+    name = str(as_array(array, argument).dtype.name)
     if name not in supported:
         hint = f" Hint: pass {argument}.astype(np.float32)." if name not in FLOAT_DTYPES else ""
         raise DTypeError(f"`{argument}` is {name}; supported: {', '.join(supported)}.{hint}")

@@ -22,15 +22,16 @@ from . import __version__
 from .caps.model import DeviceInfo
 from .caps.probe import devices, select_device
 from .caps.tuning import tuning_for
-from .errors import DeviceError
+from .errors import DeviceError, OptionError
 from .kernels import matrix
 from .kernels.manifest import load_manifest
-from .kernels.support import device_reasons
 from .paths import cache_dir
+from .reach import unable
 
 #: Variables that change what vkattn or the Vulkan loader does.
 VARIABLES = (
     "VKATTN_DEVICE",
+    "VKATTN_TIERS",
     "VKATTN_BOUNDARY",
     "VKATTN_TUNING",
     "VKATTN_CACHE",
@@ -88,12 +89,20 @@ def collect(select: int | str | None = None) -> dict[str, Any]:
             "kernels": len({variant.kernel for variant in variants}),
             "compilers": dict(sorted(Counter(variant.compiler for variant in variants).items())),
         },
-        "cache": str(cache_dir()),
+        "cache": _cache(),
         "environment": {name: os.environ[name] for name in VARIABLES if name in os.environ},
         "default_device": default,
         "devices": [_device(info) for info in found if select is None or info.index == default],
         "error": error,
     }
+
+
+def _cache() -> str | None:
+    """Return the folder of what is kept between runs, or None if there is none to be had."""
+    try:
+        return str(cache_dir())
+    except OptionError:
+        return None
 
 
 def _kompute_version() -> str | None:
@@ -112,8 +121,7 @@ def _device(info: DeviceInfo) -> dict[str, Any]:
     for variant in load_manifest().values():
         entry = kernels.setdefault(variant.kernel, {"variants": 0, "unsupported": {}})
         entry["variants"] += 1
-        reasons = matrix.use_reasons(variant, info) if variant.kernel in matrix.FEATURES else (
-            device_reasons(variant, info))
+        reasons = matrix.use_reasons(variant, info) if variant.kernel in matrix.FEATURES else unable(variant, info)
         if reasons:
             entry["unsupported"][variant.name] = reasons
     fields = dataclasses.asdict(info)
@@ -141,7 +149,7 @@ def as_text(report: dict[str, Any]) -> str:
         f"vkattn {report['vkattn']}, Python {report['python']}, numpy {report['numpy']}",
         f"Kompute      {kompute}",
         f"shaders      {shaders['variants']} variants of {shaders['kernels']} kernels (compiled: {compilers})",
-        f"cache        {report['cache']}",
+        f"cache        {report['cache'] or 'none: the user has no home. Hint: VKATTN_CACHE names a folder'}",
     ]
     lines += [f"environment  {name}={value}" for name, value in report["environment"].items()]
     for device in report["devices"]:
@@ -168,7 +176,8 @@ def _device_text(device: dict[str, Any], is_default: bool) -> list[str]:
         "constants",
         "subgroup": f"{device['subgroup_size']} invocations; {', '.join(device['subgroup_operations']) or 'none'}",
         "matrices": _matrices(device["matrix_shapes"], device["matrix_features"]),
-        "timestamps": f"{device['timestamp_period_ns']:g} ns a tick, {device['timestamp_valid_bits']} bits",
+        "timestamps": f"{device['timestamp_period_ns']:g} ns a tick, {device['timestamp_valid_bits']} bits"
+        if device["timestamp_valid_bits"] else "none in the compute queue: nothing can be timed on the device",
     }
     lines += [f"  {name:<11}{text}" for name, text in rows.items()]
     lines += ["  tiers", *(f"    {tier:<10}{text}" for tier, text in device["tiers"].items()), "  kernels"]

@@ -29,7 +29,8 @@ from typing import Any
 
 import numpy as np
 
-from .errors import OptionError, ShapeError
+from .dtypes import as_array
+from .errors import DTypeError, OptionError, ShapeError
 
 #: The names of the causal alignments.
 CAUSAL_ALIGNMENTS = ("top_left", "bottom_right")
@@ -172,8 +173,8 @@ def as_integer(value: Any) -> int | None:
 def _per_batch(value: Any, argument: str, batch_size: int) -> np.ndarray:
     """Return an int, or integers of shape ``[batch_size]``, as int64 ``[batch_size]``."""
     try:
-        given = np.asarray(value)
-    except Exception as error:  # a ragged list, or whatever a foreign array's conversion raises
+        given = as_array(value, argument)
+    except DTypeError as error:
         raise OptionError(f"`{argument}` is {value!r}; it must be an integer, or integers of shape ({batch_size},)."
                           ) from error
     if given.dtype.kind not in "iu" and given.size:

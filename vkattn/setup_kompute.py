@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import _kompute_recipe as recipe
+from .errors import OptionError
 from .paths import cache_dir
 
 BUILD_LOG_LINES = 25  # of a failed command's output that are printed; the rest stays in the log
@@ -203,15 +204,24 @@ def cached_wheel(folder: Path) -> Path | None:
 
 def obtain_wheel(*, jobs: int, verbose: bool, rebuild: bool) -> tuple[Path, bool]:
     """Return (the wheel for this interpreter, whether it came out of the cache), building it if need be."""
-    folder = cache_dir() / "kp" / wheel_key()
+    try:
+        folder = cache_dir() / "kp" / wheel_key()
+    except OptionError as error:
+        raise SetupError(f"the built wheel cannot be kept: {error}") from error
     kept = cached_wheel(folder)
     if kept and not rebuild:
         say(f"found the wheel that was built before: {kept}")
         return kept, True
     check_tools()
-    folder.mkdir(parents=True, exist_ok=True)
     log = folder / "build.log"
-    log.write_text("", encoding="utf-8")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        log.write_text("", encoding="utf-8")
+    except OSError as error:
+        raise SetupError(
+            f"the built wheel cannot be kept in {folder}: {error.strerror}.\n"
+            "Hint: let the environment variable VKATTN_CACHE name a folder that can be written."
+        ) from error
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="vkattn-kp-") as work:
         try:

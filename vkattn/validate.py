@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .dtypes import FLOAT_DTYPES, dtype_name
+from .dtypes import FLOAT_DTYPES, as_array, dtype_name
 from .errors import DTypeError, OptionError, ShapeError
 from .formats import QuantisedRows
 from .layout import check_layout, split_shape
@@ -33,15 +33,6 @@ class Call:
     key: np.ndarray | QuantisedRows
     value: np.ndarray | QuantisedRows
     mask: np.ndarray | None
-
-
-def as_array(value: Any, argument: str) -> np.ndarray:
-    """Return ``value`` as an array without copying, or raise DTypeError."""
-    try:
-        return np.asarray(value)
-    except Exception as error:  # whatever a foreign array's conversion raises
-        raise DTypeError(f"`{argument}` of type {type(value).__name__} cannot become a NumPy array: {error}. "
-                         "Hint: move it to the CPU and convert it first.") from error
 
 
 def finite_option(value: Any, argument: str, what: str = "a finite number") -> float:

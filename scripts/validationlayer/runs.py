@@ -22,8 +22,8 @@ OWN_MODE = {
 LONG = {
     "tests/gpu/kernels/": "one dispatch each, so nothing to order; test_check.py reaches every variant",
     "test_races.py": "the same recordings again and again; test_check.py reaches every variant",
-    "test_onnx_attention.py": "other values for recordings that test_attention.py makes too",
-    "test_torch_peer.py": "other values for recordings that test_attention.py makes too",
+    "test_onnx_attention.py": "other values for recordings that test_attention*.py make too",
+    "test_torch_peer.py": "other values for recordings that test_attention*.py make too",
     "test_grid_of_shapes[": "576 shapes, one after another",
     "test_a_matrix_far_beyond_the_budget": "computes 16 heads of 4096 x 4096 scores",
     "test_many_heads_and_batches": "computes 70000 batch rows",

@@ -42,18 +42,21 @@ vec4 READ(uint row, uint d) {
     return q4_0_vec(DATA[ROWS_OF.codes_at + row * ROWS_OF.code_words + d / 2u], d, scales, d / 8u);
 }
 #else
+// Formats share their loads, because each is a lot of code in a software device: what a format has none of, or one less
+// of, is read again from where something is.
 vec4 READ(uint row, uint d) {
-    uint at = ROWS_OF.codes_at + row * ROWS_OF.code_words, scales_at = ROWS_OF.scales_at + row * ROWS_OF.scale_words;
-    switch (ROWS_OF.format) {
-    case FORMAT_F32:
-        at += 4u * d;
-        return from_f32(uvec4(DATA[at], DATA[at + 1u], DATA[at + 2u], DATA[at + 3u]));
-    case FORMAT_F16: return from_f16(uvec2(DATA[at + 2u * d], DATA[at + 2u * d + 1u]));
-    case FORMAT_BF16: return from_bf16(uvec2(DATA[at + 2u * d], DATA[at + 2u * d + 1u]));
-    case FORMAT_INT8: return int8_vec(DATA[at + d], DATA[scales_at], DATA[scales_at + 1u]);
-    case FORMAT_Q8_0: return q8_0_vec(DATA[at + d], DATA[scales_at + d / 16u], d / 8u);
-    default: return q4_0_vec(DATA[at + d / 2u], d, DATA[scales_at + d / 16u], d / 8u);
-    }
+    uint format = ROWS_OF.format, at = ROWS_OF.codes_at + row * ROWS_OF.code_words;
+    bool is_float = format <= FORMAT_BF16, is_int8 = format == FORMAT_INT8;
+    at += format == FORMAT_F32 ? 4u * d : is_float ? 2u * d : format == FORMAT_Q4_0 ? d / 2u : d;
+    uvec2 words = uvec2(DATA[at], DATA[is_float ? at + 1u : at]);
+    if (format == FORMAT_F32) return from_f32(uvec4(words, DATA[at + 2u], DATA[at + 3u]));
+    if (format == FORMAT_F16) return from_f16(words);
+    if (format == FORMAT_BF16) return from_bf16(words);
+    uint scales_at = ROWS_OF.scales_at + row * ROWS_OF.scale_words + (is_int8 ? 0u : d / 16u);
+    uint scale = DATA[scales_at];
+    if (is_int8) return int8_vec(words.x, scale, DATA[scales_at + 1u]);
+    if (format == FORMAT_Q8_0) return q8_0_vec(words.x, scale, d / 8u);
+    return q4_0_vec(words.x, d, scale, d / 8u);
 }
 #endif
 #else

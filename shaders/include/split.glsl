@@ -1,6 +1,6 @@
 // The parts of one item that the splits of its keys leave, and their merge by the last workgroup to finish.
-// Includer must define ROWS, THREADS (the size of a workgroup), the buffers parts (vec4), tickets (uint), outputs and lse,
-// and a shared array WAY_SUMS of THREADS vec4s or more; and include query_out.glsl.
+// Includer must define ROWS, the buffers parts (vec4), tickets (uint), outputs and lse, and include query_out.glsl; where
+// a workgroup merges, also THREADS (its size) and a shared array WAY_SUMS of THREADS vec4s or more.
 #ifndef VKATTN_SPLIT
 #define VKATTN_SPLIT
 #include "write_out.glsl"
@@ -8,10 +8,14 @@
 const float LOWEST = -3.4028235e38;  // row_max starts finite: minus infinity less it is never NaN
 const uint NOT_A_NUMBER = 0x7FC00000u;
 const float HIGHEST_SUM = 1.0e30;    // far beyond any number of keys: e^NaN may be infinity, and so may ln NaN
-const uint FLYING = 8u;              // parts on the way at once to an invocation
+#ifndef FLYING
+#define FLYING 8u  // parts on the way at once to an invocation
+#endif
 
+#ifdef WAY_SUMS
 shared vec2 way_state[THREADS];
 shared uint ticket;
+#endif
 
 // Two (row_max, row_sum) as one.
 vec2 merged(vec2 a, vec2 b) {
@@ -48,6 +52,7 @@ void write_lse(RowTile tile, uint row, vec2 whole) {
     for (uint pad = token + 1u; token + 1u == q_len() && pad < lse_row; ++pad) lse[at + pad - token] = 0.0;
 }
 
+#ifdef WAY_SUMS
 // Whether this workgroup is the last of the item's splits; the same answer in the whole workgroup. The ticket counter
 // is 0 again when the last one has come.
 bool is_last(uint item) {
@@ -61,6 +66,7 @@ bool is_last(uint item) {
     memoryBarrierBuffer();
     return ticket + 1u == num_splits();
 }
+#endif
 
 // One vec of a row, and the row's state: every `ways`-th part from part `way` on, with independent loads in flight.
 vec2 merge_vec(uint at, uint e, uint way, uint ways, out vec4 sum) {
@@ -91,6 +97,7 @@ vec2 merge_vec(uint at, uint e, uint way, uint ways, out vec4 sum) {
     return state;
 }
 
+#ifdef WAY_SUMS
 // Merge all splits of the item's rows. Where there are fewer output vecs than invocations, several share one.
 void merge_parts(RowTile tile, uint item) {
     uint lane = gl_LocalInvocationIndex, rows = min(tile.rows - tile.first, uint(ROWS)), vecs = rows * out_vecs();
@@ -119,4 +126,5 @@ void merge_parts(RowTile tile, uint item) {
     }
     barrier();
 }
+#endif
 #endif

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Callable
 
 import numpy as np
@@ -9,10 +10,13 @@ import pytest
 
 import vkattn
 from tests.tolerance import assert_matches_oracle
+from vkattn import check
 from vkattn.check import Result, check_caches, check_device, check_quantised_caches, check_words, failed
 from vkattn.dispatch import ALGORITHMS, by_name
 from vkattn.errors import NoKernelError
 from vkattn.kernels.manifest import load_manifest
+from vkattn.problem import Problem
+from vkattn.reach import dtypes
 from vkattn.runtime.device import Device
 from vkattn.validate import attention_call
 
@@ -28,9 +32,35 @@ def test_part(device: Device, part: str) -> None:
     assert not {name: result.problem for name, result in results.items() if failed(result)}
 
 
+#: Kernels of which no device leaves a variant out: nothing else does their work.
+EVERYWHERE = {"fill", "copy", "kv_append", "kv_append_quantised", "kv_read", "attn_weights", "attn_softmax",
+              "attn_output"}
+
+
 def test_whole(roomy_device: Device) -> None:
-    """Every variant is reached, and right."""
-    assert not {name: result.problem for name, result in check_device(roomy_device).items() if failed(result)}
+    """Every variant that some problem gets is reached, and right; what is left out is so for a reason."""
+    results = check_device(roomy_device)
+    assert not {name: result.problem for name, result in results.items() if failed(result)}
+    used = {name for name, result in results.items() if result.cases}
+    assert all(bool(result.not_run) == (name not in used) for name, result in results.items())
+    assert not {load_manifest()[name].kernel for name in results.keys() - used} & EVERYWHERE
+    algorithms = {name: by_name(name) for name in ("split", "fused", "three_pass")}
+    for query, key, value in dtypes():
+        problem = Problem(1, 4, 2, 3, 130, 24, 24, query, key, value)
+        for name, algorithm in algorithms.items():
+            assert {kernel.name for kernel in algorithm.variants(problem, roomy_device.info)} <= used, (name, problem)
+
+
+def test_a_variant_that_no_case_reaches_is_a_failure(
+    device: Device, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("check_attention", "check_quantised"):
+        monkeypatch.setattr(check, name, lambda device, results: None)
+    results = check_device(device)
+    assert {load_manifest()[name].kernel for name, result in results.items() if failed(result)} >= {
+        "attn_softmax", "attn_weights", "attn_output"}
+    assert results["attn_softmax"].problem.startswith("MISSED")
+    assert check.main(Namespace(device=device.info.index)) == 1
+    assert "FAILED attn_softmax" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -47,11 +47,10 @@ def split_problems() -> dict[str, tuple[Problem, str, int]]:
     """Return for each variant of `split` a problem, and the type and subgroup size of a device that would choose it."""
     found: dict[str, tuple[Problem, str, int]] = {}
     for query_dtype, key_dtype in DTYPES:
-        for subgroup_size in (1, 4, 8, 16, 32):
+        for kind, subgroup_size in (("cpu", 1), ("cpu", 8), *(("discrete", size) for size in (4, 8, 16, 32))):
             for dim in (8, 16, 24, 32, 48, 64, 96, 128, 256):
                 for rows in (3, 15):
                     problem = problem_of(query_dtype, key_dtype, rows=rows, keys=1024, dim=dim)
-                    kind = "cpu" if subgroup_size == 1 else "discrete"
                     info = fake_device_info(device_type=kind, subgroup_size=subgroup_size, **ROOM)
                     found.setdefault(split.shape(problem, info).kernel.name, (problem, kind, subgroup_size))
     return found
@@ -59,7 +58,7 @@ def split_problems() -> dict[str, tuple[Problem, str, int]]:
 
 def way_of(kernel: Variant, info: DeviceInfo) -> tuple[Problem, Way]:
     """Return a problem of four tiles of keys for a variant, and how to have it computed with that variant."""
-    if kernel.kernel in ("attn_split", "attn_split_subgroup"):
+    if kernel.kernel in ("attn_split", "attn_split_lanes", "attn_split_subgroup"):
         problem, kind, subgroup_size = split_problems()[kernel.name]
         shape = split.shape(problem, replace(info, device_type=kind, subgroup_size=subgroup_size, tuning=None))
         return problem, Way("split", (shape.kernel.name,), shape)

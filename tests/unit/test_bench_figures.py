@@ -121,6 +121,18 @@ def test_the_share_of_the_limit() -> None:
     assert row(DECODE, "vkattn split", ROOFLINE, reason="no").share_of_limit is None
 
 
+def test_the_limit_of_a_peer_is_that_of_its_own_arithmetic() -> None:
+    rows = [found(PREFILL, "vkattn fused", 4e6),
+            row(PREFILL, "torch cuda flash", ROOFLINE, device_ns=Spread.of([2e6]), uses_matrix_units=True),
+            row(PREFILL, "torch cuda math", ROOFLINE, device_ns=Spread.of([3e6]), uses_matrix_units=None)]
+    assert [one.limit_ns for one in rows] == [ROOFLINE.limit_ns(PREFILL), ROOFLINE.limit_ns(PREFILL, True), None]
+    title, fused, flash, math = table(rows).splitlines()
+    assert title.endswith("limit 15375 us")  # 4 * 6 heads * 64 elements * 500500 pairs, 50 operations a nanosecond
+    assert fused.endswith("384.4% of the limit")
+    assert flash.endswith("38.4% of its limit, 768.8 us")
+    assert math.endswith("device 3000 (3000 .. 3000)")
+
+
 @pytest.mark.parametrize("nanoseconds, shown", [
     (None, "-"), (138_240.0, "138.2"), (16_390.0, "16.4"), (950.0, "0.95"), (15_880_400.0, "15880")])
 def test_microseconds(nanoseconds: float | None, shown: str) -> None:
@@ -137,7 +149,8 @@ def test_a_run_is_written_and_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [None, "", "[]", '{"format": 1}', '{"format": 1, "rows": [{"a": 1}]}',
-                                  '{"format": 99, "rows": []}'])
+                                  '{"format": 99, "rows": []}',
+                                  '{"format": 1, "rows": [{"problem": {}, "runner": "a"}]}'])
 def test_what_is_no_run_is_refused(tmp_path: Path, text: str | None) -> None:
     path = tmp_path / "run.json"
     if text is not None:

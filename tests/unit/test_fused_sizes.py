@@ -18,7 +18,7 @@ from vkattn.problem import Problem
 
 SHADERS = Path(__file__).resolve().parents[2] / "shaders"
 PROBLEM = Problem(1, 16, 16, 4096, 4096, 64, 64, "float32", "float32", "float32")
-SUBGROUP = frozenset({"basic", "vote", "arithmetic", "ballot"})
+SUBGROUP = frozenset({"basic", "vote", "arithmetic", "shuffle"})
 
 
 def device(**changes: object) -> DeviceInfo:

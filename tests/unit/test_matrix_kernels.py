@@ -61,8 +61,9 @@ def passed(info: DeviceInfo, *names: str) -> None:
 
 @pytest.mark.parametrize(("changes", "reason"), [
     ({"query_dtype": "float32"}, "query, key and value are float32, float16, float16; they must be float16, or"),
-    ({"head_dim": 257}, "head_dim 257; at most 256"),
-    ({"value_dim": 300}, "value_dim 300; at most 256"),
+    ({"head_dim": 257}, "head_dim 257; it must be 16 to 256"),
+    ({"value_dim": 300}, "value_dim 300; it must be 16 to 256"),
+    ({"value_dim": 15}, "value_dim 15; it must be 16 to 256"),
 ])
 def test_what_no_device_computes(changes: dict[str, Any], reason: str) -> None:
     problem = dataclasses.replace(PROBLEM, **changes)
@@ -104,6 +105,16 @@ def test_a_kernel_is_used_only_after_its_self_test() -> None:
     assert coopmat2.not_supported_reasons(PROBLEM, info) == [] and coopmat2.untested(PROBLEM, info) is None
     assert choose(PROBLEM, info).NAME == "coopmat2"
     assert choose(dataclasses.replace(PROBLEM, head_dim=64, value_dim=64), info).NAME == "fused"  # another kernel
+
+
+@pytest.mark.parametrize(("rows", "dtype", "expected"), [
+    (125, "float16", "split"), (126, "float16", "coopmat2"), (126, "float32", "split"), (256, "float32", "split")])
+def test_split_is_preferred_up_to_fewer_rows_where_units_take_the_rest(rows: int, dtype: str, expected: str) -> None:
+    """8 KV heads: 1000 rows in all."""
+    passed(nvidia(), "attn_coopmat2_f16_d128_l32")
+    problem = dataclasses.replace(PROBLEM, num_heads=8, max_q_len=rows, query_dtype=dtype)
+    found = choose(problem, nvidia())
+    assert expected == found.NAME
 
 
 def test_a_failed_self_test_is_a_reason_and_another_variant_may_do() -> None:

@@ -28,14 +28,20 @@ def test_constants_are_those_of_the_shaders() -> None:
         subgroup = (SHADERS / f"{name}.comp").read_text()
         assert f"local_size_x = {split.FEWEST_THREADS}," in subgroup
         assert f"const uint THREADS = {split.FEWEST_THREADS}u;" in subgroup
+    lanes = (SHADERS / "attn_split_lanes.comp").read_text()
+    assert f"local_size_x = {split.LANES})" in lanes
+    assert f"#define LANES {split.LANES}\n" in lanes
+    assert f"#define CHUNKS {split.LANES_DIM // (4 * split.LANES)} " in lanes
+    assert f"#define ROWS {split.BASE_ROWS}\n" in lanes
     assert f"#define UNIT_VECS {split.UNIT // 4}\n" in subgroup
     assert f"#define ROWS {split.BASE_ROWS}\n" in subgroup
 
 
 def test_every_variant_is_chosen_somewhere() -> None:
     chosen = set()
-    for subgroup_size in (1, 4, 8, 16, 32, 64):
-        info = fake_device_info(subgroup_size=subgroup_size, **GPU)
+    for subgroup_size in (1, 4, 8, 16, 32, 64, "cpu"):
+        info = fake_device_info(**GPU | ({"device_type": "cpu", "subgroup_size": 8} if subgroup_size == "cpu" else
+                                         {"subgroup_size": subgroup_size}))
         if subgroup_size == 1:
             info = dataclasses.replace(info, subgroup_operations=frozenset())
         for query, key in (("float32", "float32"), ("float32", "float16"), ("float32", "bfloat16"),
@@ -64,6 +70,21 @@ def test_a_subgroup_is_never_smaller_than_the_lanes_of_the_variant() -> None:
             lanes = re.search(r"_l(\d+)$", name)
             assert lanes is not None or name == "attn_split_any_int8"
             assert lanes is None or head_dim / split.UNIT <= int(lanes[1]) <= subgroup_size
+
+
+def test_cpus_with_subgroups_of_eight_take_lanes() -> None:
+    """Unless the rows are longer than it holds, or its loops would be longer than llvmpipe allows."""
+    cpu = fake_device_info(**GPU | {"device_type": "cpu", "subgroup_size": 8, "name": "llvmpipe (LLVM 15)"})
+    chosen = split.shape(dataclasses.replace(PROBLEM, head_dim=40, value_dim=33), cpu)
+    assert (chosen.kernel.name, chosen.spec) == ("attn_split_lanes_f16_f16", (3, 2, 2))
+    assert split.scratch_words(PROBLEM, cpu, 1 << 24)["parts"] >= 8 * split.part_words(PROBLEM, split.BASE_ROWS)
+    for changes in ({"head_dim": 129}, {"value_dim": 160}, {"key_dtype": "int8", "value_dtype": "int8"},
+                    {"batch_size": 500}):
+        name = split.variants(dataclasses.replace(PROBLEM, **changes), cpu)[0].name
+        assert name.startswith("attn_split_f16") or name == "attn_split_any_int8"
+        assert not split.not_supported_reasons(dataclasses.replace(PROBLEM, **changes | {"batch_size": 1}), cpu)
+    small = dataclasses.replace(cpu, subgroup_size=4)
+    assert split.variants(PROBLEM, small)[0].name == "attn_split_f16_f16"
 
 
 def test_tiers_limit_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,6 +132,6 @@ def test_longer_caches_are_split_further() -> None:
 
 def test_too_many_rows_and_too_wide_are_reasons() -> None:
     info = fake_device_info(**ROOM)
-    reasons = split.not_supported_reasons(dataclasses.replace(PROBLEM, max_q_len=22, head_dim=257), info)
-    assert any("66 query rows" in reason for reason in reasons)
+    reasons = split.not_supported_reasons(dataclasses.replace(PROBLEM, max_q_len=86, head_dim=257), info)
+    assert any("258 query rows" in reason for reason in reasons)
     assert any("head_dim 257; at most 256" in reason for reason in reasons)

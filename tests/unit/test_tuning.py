@@ -6,6 +6,7 @@ import math
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -14,6 +15,7 @@ from vkattn.bench.tune import KNOBS, Knob, best_of
 from vkattn.caps import tuning
 from vkattn.caps.model import DeviceInfo
 from vkattn.caps.tuning import Tuning, default_tuning, read_tables, tuning_for, user_path, write_table
+from vkattn.dispatch import PRIORITY, choose
 from vkattn.errors import OptionError
 from vkattn.kernels import fused, split
 from vkattn.kernels.grid import num_groups
@@ -72,7 +74,7 @@ def test_a_users_file_changes_what_it_names(path: Path) -> None:
     ('["A GPU"]\nsplit_groups = true', "must be an integer"),
     ('["A GPU"]\nsplit_groups = "many"', "must be an integer"),
     ('["A GPU"]\nsplit_threads = 192', "must be one of 128, 256"),
-    ('["A GPU"]\nsplit_max_rows = 65', r"within 1 .. 64"),
+    ('["A GPU"]\nsplit_max_rows = 257', r"within 1 .. 256"),
     ('["A GPU"]\nsplit_root_divisor = nan', "must be a number"),
     ('["A GPU"]\nsplit_subgroups = 1', "must be true or false"),
     ("split_groups = 3", "must be a table"),
@@ -114,9 +116,33 @@ def test_kernels_follow_the_numbers() -> None:
     assert fused.variants(PROBLEM, GPU)[0].kernel == "attn_fused"
     assert fused.variants(PROBLEM, tuned(fused_subgroups=True))[0].kernel == "attn_fused_subgroup"
     few = replace(PROBLEM, max_q_len=4)
-    assert not split.not_supported_reasons(few, GPU)
-    assert "at most 9" in split.not_supported_reasons(few, tuned(split_max_rows=9))[0]
+    assert choose(few, GPU).NAME == "split"
+    assert choose(few, tuned(split_max_rows=9)).NAME == "fused"
+    assert choose(few, tuned(split_max_rows=9), "split").NAME == "split"
     assert short_problem(replace(PROBLEM, max_q_len=500), 9).max_q_len == 3
+
+
+@pytest.mark.parametrize(("changes", "rows", "expected"), [
+    ({}, 256, "split"),  # 2000 rows in all, of 6000
+    ({}, 257, "fused"),  # more than the kernels take
+    ({"batch_size": 8}, 93, "split"),
+    ({"batch_size": 8}, 94, "fused"),
+    ({"batch_size": 800}, 8, "split"),  # keys are read once anyway
+    ({"batch_size": 800}, 9, "fused"),
+])
+def test_split_is_preferred_while_rows_are_few(changes: dict[str, int], rows: int, expected: str) -> None:
+    """The numbers of discrete GPUs; with matrix units, see test_matrix_kernels."""
+    problem = replace(PROBLEM, num_heads=8, max_q_len=rows, **changes)
+    assert expected == choose(problem, GPU).NAME
+
+
+def test_the_only_one_that_can_is_taken_however_many_rows() -> None:
+    problem = replace(PROBLEM, max_q_len=20)
+    few = replace(GPU, tuning=replace(GPU.tuned, split_max_rows=9), max_shared_memory_bytes=16 << 10)
+    others = [module for module in PRIORITY if module.NAME != "split"]
+    with mock.patch.multiple(others[-1], not_supported_reasons=lambda *_: ["no"]), \
+            mock.patch.multiple(fused, not_supported_reasons=lambda *_: ["no"]):
+        assert choose(problem, few).NAME == "split"
 
 
 # --- vkattn tune ---

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -27,15 +29,15 @@ def test_dims_are_equal_by_name_and_max() -> None:
     assert str(LENGTH) == "q_len (at most 7)"
 
 
-@pytest.mark.parametrize("name", ["", "q len", "1st", "q-len"])
-def test_the_name_of_a_dim_is_an_identifier(name: str) -> None:
+@pytest.mark.parametrize("name", ["", "q len", "1st", "q-len", 3])
+def test_the_name_of_a_dim_is_an_identifier(name: Any) -> None:
     with pytest.raises(PlanError, match="its name must be a Python identifier"):
         Dim(name, max=4)
 
 
-@pytest.mark.parametrize("most", [0, -1])
-def test_the_max_of_a_dim_is_positive(most: int) -> None:
-    with pytest.raises(PlanError, match=f"Dim 'n' has max {most}; it must be at least 1"):
+@pytest.mark.parametrize("most", [0, -1, 2.5, "4", True, None])
+def test_the_max_of_a_dim_is_a_positive_integer(most: Any) -> None:
+    with pytest.raises(PlanError, match=f"Dim 'n' has max {most!r}; it must be an integer of at least 1"):
         Dim("n", max=most)
 
 

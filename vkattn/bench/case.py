@@ -17,6 +17,7 @@ import numpy as np
 
 from .. import oracle
 from ..cache.kv_cache import KVCache
+from ..graph.hazards import segments
 from ..graph.node import Binding, Dispatch
 from ..ops.attention import attention
 from ..ops.builder import GraphBuilder
@@ -42,7 +43,7 @@ RAMP = 6
 #: Recordings that are timed at most.
 MOST_RUNS = 7
 
-#: Input sets without which dispatches back to back might overlap with one that uses the same counters.
+#: Input sets from which dispatches are timed back to back: with fewer there would be a boundary after nearly each.
 LEAST_STREAMED = 4
 
 #: Elements of the keys that are uploaded in one call.
@@ -79,10 +80,7 @@ class Inputs:
 class Case:
     """A problem by one algorithm, ready to be checked and timed; `close` frees it.
 
-    Raises
-    ------
-    VkattnError
-        The library refuses the problem; the message is the reason.
+    Raises VkattnError if the library refuses the problem; the message is the reason.
     """
 
     def __init__(self, device: Device, problem: BenchProblem, algorithm: str, pool: Pool) -> None:
@@ -216,11 +214,11 @@ class Case:
         """Record ``count`` executions, each dispatch behind a boundary; return also the dispatches of each."""
         executions = self._executions()
         chosen = [executions[index % len(executions)] for index in range(count)]
-        segments = [[dispatch] for execution in chosen for dispatch in execution]
-        return self._recording(segments), [len(execution) for execution in chosen]
+        alone = [[dispatch] for execution in chosen for dispatch in execution]
+        return self._recording(alone), [len(execution) for execution in chosen]
 
-    def _recording(self, segments: list[list[Dispatch]]) -> Recording:
-        self._recordings.append(self.device.recording(segments, self._pipelines))
+    def _recording(self, together: list[list[Dispatch]]) -> Recording:
+        self._recordings.append(self.device.recording(together, self._pipelines))
         return self._recordings[-1]
 
     def device_times(self, seconds: float) -> Spread:
@@ -231,28 +229,28 @@ class Case:
         return self._timed(recording, counts, seconds)
 
     def streamed_times(self, seconds: float) -> Spread | None:
-        """Time executions back to back, without boundaries: they read different sets and may overlap at their ends.
+        """Time executions back to back: they are of different sets and may overlap at their ends.
 
-        None where an execution is several dispatches, which depend on each other, or where there are few sets. Call
-        `device_times` before.
+        A boundary comes only before a set is used again. None where an execution is several dispatches, which depend on
+        each other, or where there are few sets. Call `device_times` before.
         """
         executions = self._executions()
         if len(executions) < LEAST_STREAMED or any(len(execution) > 1 for execution in executions):
             return None
-        dispatches = [self._with_parts_of_its_own(execution[0], index) for index, execution in enumerate(executions)]
+        dispatches = [self._with_memory_of_its_own(execution[0], index) for index, execution in enumerate(executions)]
         chosen = [dispatches[index % len(dispatches)] for index in range(self._count)]
-        return self._timed(self._recording([chosen]), [1] * len(chosen), seconds, overlap=True)
+        return self._timed(self._recording(segments(chosen)), [1] * len(chosen), seconds, overlap=True)
 
     @property
     def _count(self) -> int:
         """Executions of a recording."""
         return max(1, min(MOST_EXECUTIONS, int(RECORDING_SECONDS / self._pace)))
 
-    def _with_parts_of_its_own(self, dispatch: Dispatch, index: int) -> Dispatch:
-        """Return a dispatch whose scratch is not that of another set."""
+    def _with_memory_of_its_own(self, dispatch: Dispatch, index: int) -> Dispatch:
+        """Return a dispatch whose scratch and outputs are not those of another set; counters are so anyway."""
         bindings = list(dispatch.bindings)
         for at, declared in enumerate(dispatch.variant.bindings):
-            if declared.name == "parts":
+            if declared.name == "parts" or declared.access == "write":
                 bindings[at] = Binding(self._twin(bindings[at].buffer, index), bindings[at].region)
         return replace(dispatch, bindings=tuple(bindings))
 

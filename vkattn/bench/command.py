@@ -31,7 +31,7 @@ def main(args: argparse.Namespace) -> int:
             return 0
         if args.plot and args.results:
             header, rows = read(Path(args.results))
-            plot(rows, f"{header['device']} ({header['driver']})", Path(args.plot))
+            plot(rows, f"{header.get('device')} ({header.get('driver')})", Path(args.plot))
             return 0
         device = Device(args.device)
     except (OptionError, DeviceError) as error:

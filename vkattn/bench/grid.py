@@ -129,7 +129,7 @@ class Grid:
             try:
                 for found in PEERS[name](problem, Inputs(problem, self.pool), sets, self.seconds):
                     yield row(problem, found.runner, self.roofline, device_ns=found.device_ns, call_ns=found.call_ns,
-                              reason=found.reason)
+                              reason=found.reason, uses_matrix_units=found.uses_matrix_units)
             except ImportError:
                 continue  # a peer that is not installed is not a result
             except (MemoryError, RuntimeError, OSError) as error:

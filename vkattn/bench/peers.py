@@ -28,12 +28,16 @@ CPU_OPERATIONS = 5e8
 
 @dataclass(frozen=True)
 class Outcome:
-    """One way of a peer for one problem: times, or the reason why there are none."""
+    """One way of a peer for one problem: times, or the reason why there are none.
+
+    ``uses_matrix_units`` says by which rate its arithmetic is bound; None is not known.
+    """
 
     runner: str
     device_ns: Spread | None = None
     call_ns: Spread | None = None
     reason: str = ""
+    uses_matrix_units: bool | None = None
 
 
 Peer = Callable[[BenchProblem, Inputs, int, float], Iterator[Outcome]]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..caps.model import DeviceInfo
+from ..kernels.matrix import OPERANDS
 from .case import MOST_EXECUTIONS, RECORDING_SECONDS, Inputs
 from .clock import Spread, host_times, warm_up
 from .peers import CPU_OPERATIONS, Outcome, checked, first_line, module
@@ -27,8 +28,8 @@ REPLAYS = 9
 MATMUL_SIZE = 8192
 
 
-def _arguments(torch: Any, problem: BenchProblem, inputs: Inputs, index: int, where: str) -> list[Any]:
-    """Return query, key and value of a set as tensors; keys and values of a quantised problem are not its own."""
+def _arguments(torch: Any, inputs: Inputs, index: int, where: str) -> list[Any]:
+    """Return query, key and value of a set as tensors."""
     arrays = (inputs.query(index), inputs.rows(index, 0), inputs.rows(index, 1))
     return [torch.from_numpy(array).to(where) for array in arrays]
 
@@ -43,7 +44,7 @@ def torch_cpu(problem: BenchProblem, inputs: Inputs, sets: int, seconds: float) 
     if problem.num_operations > CPU_OPERATIONS:
         yield Outcome("torch cpu", reason=f"{problem.num_operations:.1g} operations are too many for it")
         return
-    tensors = _arguments(torch, problem, inputs, 0, "cpu")
+    tensors = _arguments(torch, inputs, 0, "cpu")
 
     def run() -> Any:
         return torch.nn.functional.scaled_dot_product_attention(*tensors, **_options(problem))
@@ -58,7 +59,7 @@ def torch_cuda(problem: BenchProblem, inputs: Inputs, sets: int, seconds: float)
     if not torch.cuda.is_available():
         yield Outcome("torch cuda", reason="torch sees no CUDA device")
         return
-    tensors = [_arguments(torch, problem, inputs, index, "cuda") for index in range(sets)]
+    tensors = [_arguments(torch, inputs, index, "cuda") for index in range(sets)]
     for backend, name in BACKENDS.items():
         runner = f"torch cuda {name}"
         scores = 4 * problem.batch_size * problem.num_heads * problem.q_len * problem.length
@@ -110,7 +111,9 @@ def _captured(torch: Any, runner: str, problem: BenchProblem, inputs: Inputs, te
             end.record()
             end.synchronize()
             found.append(begin.elapsed_time(end) * 1e6 / count)
-        return Outcome(runner, device_ns=Spread.of(found))
+        # Of float32 it depends on the backend and on torch's settings (TF32).
+        return Outcome(runner, device_ns=Spread.of(found),
+                       uses_matrix_units=True if problem.query_dtype in OPERANDS else None)
 
     return checked(runner, out, inputs, measure)
 

@@ -84,7 +84,7 @@ def computeml(problem: BenchProblem, inputs: Inputs, sets: int, seconds: float) 
 
     def measure() -> Outcome:
         warm_up(run, min(seconds, 0.7))
-        return Outcome(runner, Spread.of(timed() for _ in range(9)), host_times(run, seconds))
+        return Outcome(runner, Spread.of(timed() for _ in range(9)), host_times(run, seconds), uses_matrix_units=False)
 
     try:
         out = attention(*tensors, num_heads=heads, causal=causal).numpy().reshape(-1, heads, problem.head_dim)

@@ -21,8 +21,9 @@ FORMAT = 1
 class Row:
     """One problem by one runner ("vkattn split", "torch cuda flash"): times, or the reason why there are none.
 
-    ``device_ns`` is of dispatches each behind a boundary, ``streamed_ns`` of dispatches back to back.
-    ``limit_ns`` is the roofline's; ``worst_share`` the largest error of a sampled row as a share of its bound.
+    ``device_ns`` is of dispatches each behind a boundary, ``streamed_ns`` of dispatches back to back. ``limit_ns`` is
+    the roofline's for the arithmetic that the runner uses, None if that is not known; ``worst_share`` the largest error
+    of a sampled row as a share of its bound.
     """
 
     problem: dict[str, Any]
@@ -56,9 +57,10 @@ class Row:
 
 def row(problem: BenchProblem, runner: str, roofline: Roofline, *, device_ns: Spread | None = None,
         call_ns: Spread | None = None, streamed_ns: Spread | None = None, reason: str = "",
-        worst_share: float | None = None, uses_matrix_units: bool = False, **details: Any) -> Row:
-    """Return the row of one outcome."""
-    limit_ns = None if reason else roofline.limit_ns(problem, uses_matrix_units)
+        worst_share: float | None = None, uses_matrix_units: bool | None = False, **details: Any) -> Row:
+    """Return the row of one outcome; ``uses_matrix_units`` None is not known."""
+    has_limit = not reason and uses_matrix_units is not None
+    limit_ns = roofline.limit_ns(problem, bool(uses_matrix_units)) if has_limit else None
     return Row(problem.as_dict(), runner, reason, device_ns.as_dict() if device_ns else None,
                call_ns.as_dict() if call_ns else None, limit_ns, worst_share,
                streamed_ns.as_dict() if streamed_ns else None, details)
@@ -76,6 +78,8 @@ def read(path: Path) -> tuple[dict[str, Any], list[Row]]:
         if data["format"] != FORMAT:
             raise OptionError(f"{path} has the form {data['format']!r}; this vkattn reads {FORMAT}.")
         rows = [Row(**entry) for entry in data.pop("rows")]
+        for row in rows:
+            _ = row.key, row.problem["length"], row.time_ns  # whoever reads rows takes these to be there
     except (OSError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, OptionError):
             raise
@@ -106,7 +110,9 @@ def table(rows: Sequence[Row]) -> str:
                  f"{microseconds(times['high'])})" if label == "device" else "")
                  for label, times in (("device", row.device_ns), ("back to back", row.streamed_ns),
                                       ("call", row.call_ns)) if times]
-        parts += [] if row.share_of_limit is None else [f"{100 * row.share_of_limit:.1f}% of the limit"]
+        if row.share_of_limit is not None:
+            which = "the limit" if row.limit_ns == limit else f"its limit, {microseconds(row.limit_ns)} us"
+            parts.append(f"{100 * row.share_of_limit:.1f}% of {which}")
         lines.append(f"    {row.runner:<{wide}}  {', '.join(parts)}")
     return "\n".join(lines)
 

@@ -54,6 +54,7 @@ def opposite(value: bool) -> Sequence[bool]:
 #: In the order in which they are measured.
 KNOBS = (
     Knob("split_subgroups", opposite, "decode", "split"),
+    Knob("split_lanes", opposite, "decode", "split"),
     Knob("split_threads", lambda value: CHOICES["split_threads"], "decode", "split"),
     Knob("split_groups", around, "decode", "split"),
     Knob("split_root_divisor", around, "decode", "split"),
@@ -142,11 +143,17 @@ def main(args: argparse.Namespace) -> int:
               file=sys.stderr)
         return 2
     try:
-        if path is not None and not args.dry_run and not path.exists():
-            write_whole(path, "")  # a file that VKATTN_TUNING names must be there when the device is opened
+        if path is not None and not args.dry_run:
+            # A file that VKATTN_TUNING names must be there when the device is opened; and what cannot be written is
+            # better said before anything is measured.
+            write_whole(path, path.read_text(encoding="utf-8") if path.exists() else "")
         device = Device(args.device)
     except (DeviceError, OptionError) as error:
         print(f"vkattn tune: {error}", file=sys.stderr)
+        return 2
+    except (OSError, UnicodeError) as error:
+        print(f"vkattn tune: the file {path} cannot be rewritten ({error}). Hint: VKATTN_TUNING names another, "
+              "and --dry-run goes without one.", file=sys.stderr)
         return 2
     with device:
         info, before = device.info, device.info.tuned

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +13,7 @@ from ..graph.node import Binding, Dispatch
 from ..kernels import params
 from ..kernels.manifest import Variant, variant
 from ..layout import pack_into, packed_words, vec_strides
+from .storage import buffer_until
 
 if TYPE_CHECKING:
     from .kv_cache import KVCache
@@ -55,12 +57,14 @@ class AppendPlan:
     def __init__(self, cache: KVCache, group: int, dtype: str, new_words: tuple[int, int]) -> None:
         device, (key, value) = cache.device, cache.storage.groups[group]
         self._dtype = dtype
-        self._params = device.buffer(params.block_words(cache.batch, cache.num_kv_heads), "host", "append params")
-        self._rows = [device.buffer(words, "host", f"new {name} rows")
-                      for name, words in zip(("key", "value"), new_words, strict=True)]
-        bindings = tuple(map(Binding, (self._params, *self._rows, key, value)))
-        kernel = append_kernel(dtype, cache.storage.dtypes)
-        self._recording = device.recording([[Dispatch(kernel, bindings, dict.fromkeys(kernel.push, 0), GROUPS)]])
+        words = (params.block_words(cache.batch, cache.num_kv_heads), *new_words)
+        with ExitStack() as undo:
+            self._params, *self._rows = (buffer_until(undo, device, count, name) for count, name in zip(
+                words, ("append params", "new key rows", "new value rows"), strict=True))
+            bindings = tuple(map(Binding, (self._params, *self._rows, key, value)))
+            kernel = append_kernel(dtype, cache.storage.dtypes)
+            self._recording = device.recording([[Dispatch(kernel, bindings, dict.fromkeys(kernel.push, 0), GROUPS)]])
+            undo.pop_all()  # they are the plan's now
 
     @property
     def nbytes(self) -> int:

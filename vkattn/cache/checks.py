@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import DTypeError, OptionError, ShapeError
 from ..formats import CACHE_DTYPES, is_plain
-from ..mask import as_integer
+from ..mask import MAX_POSITION, as_integer
 from ..validate import check_mixture
 
 if TYPE_CHECKING:
@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 
 
 def positive(value: Any, argument: str) -> int:
-    """Return ``value`` as an int of at least 1, or raise OptionError."""
+    """Return ``value`` as an int of at least 1, and of what positions can count, or raise OptionError."""
     number = as_integer(value)
-    if number is None or number < 1:
-        raise OptionError(f"`{argument}` is {value!r}; it must be an integer of at least 1.")
+    if number is None or not 1 <= number <= MAX_POSITION:
+        raise OptionError(f"`{argument}` is {value!r}; it must be an integer of at least 1 (and at most "
+                          f"{MAX_POSITION}).")
     return number
 
 
@@ -41,7 +42,8 @@ def rows_dtype(cache: KVCache, key: tuple[int, ...], value: tuple[int, ...], key
         raise DTypeError(f"`key` is {key_dtype} but `value` is {value_dtype}; they must have the same dtype.")
     if is_plain(cache.dtype, cache.value_dtype) and key_dtype not in ("float32", cache.dtype):
         raise DTypeError(f"`key` is {key_dtype}; this {cache.dtype} cache takes float32"
-                         f"{'' if cache.dtype == 'float32' else f' or {cache.dtype}'} rows.")
+                         f"{'' if cache.dtype == 'float32' else f' or {cache.dtype}'} rows. "
+                         "Hint: pass key.astype(np.float32), and value too.")
     return key_dtype
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..dtypes import FLOAT_DTYPES, dtype_name
+from ..dtypes import FLOAT_DTYPES, as_array, dtype_name
 from ..errors import CapacityError, ClosedError, OptionError
 from ..formats import QUANTISED, check_range, dequantised
 from ..layout import packed_words
@@ -126,7 +126,7 @@ class KVCache:
         CapacityError
             ``input_pos + tokens`` is beyond the capacity.
         """
-        given = np.asarray(input_pos)
+        given = as_array(input_pos, "input_pos")
         if given.dtype.kind not in "iu" or given.shape not in ((), (self.batch,)):
             raise OptionError(f"`input_pos` is {input_pos!r}; it must be an integer, or integers of shape "
                               f"({self.batch},), one per batch entry.")
@@ -168,7 +168,7 @@ class KVCache:
         """
         self.check()
         layer = self.check_layer(layer)
-        rows = (np.asarray(key), np.asarray(value))
+        rows = (as_array(key, "key"), as_array(value, "value"))
         dtype = rows_dtype(self, rows[0].shape, rows[1].shape, dtype_name(rows[0], "key", FLOAT_DTYPES),
                                 dtype_name(rows[1], "value", FLOAT_DTYPES))
         check_range("key", rows[0], self.dtype)
@@ -190,10 +190,11 @@ class KVCache:
     def truncate(self, length: Any) -> None:
         """Forget all tokens at or beyond ``length`` (an int, or integers ``[batch]``), in every layer."""
         self.check()
-        keep = np.asarray(length)
+        keep = as_array(length, "length")
         if keep.dtype.kind not in "iu" or keep.shape not in ((), (self.batch,)) or (keep < 0).any():
             raise OptionError(f"`length` is {length!r}; it must be an integer that is not negative, or one for each "
                               f"of {self.batch} batch entries.")
+        keep = np.minimum(keep, self.capacity)  # before it becomes int64: uint64 goes beyond
         np.minimum(self._lengths, keep.astype(np.int64), out=self._lengths)
 
     def reset(self) -> None:
@@ -208,7 +209,7 @@ class KVCache:
         batch_index : integers, shape ``[batch]``, each within 0 .. batch - 1; entries may repeat
         """
         self.check()
-        index = np.asarray(batch_index)
+        index = as_array(batch_index, "batch_index")
         if index.dtype.kind not in "iu" or index.shape != (self.batch,) or (
                 (index < 0) | (index >= self.batch)).any():
             raise OptionError(f"`batch_index` is {batch_index!r}; it must be {self.batch} integers within "
@@ -274,7 +275,7 @@ class KVCache:
         [[3]]
         """
         pairs = ((key, key_scale, key_zero_point), (value, value_scale, value_zero_point))
-        return load_layer(cls, pairs, (dtype, value_dtype or dtype), capacity, device)
+        return load_layer(cls, pairs, (dtype, dtype if value_dtype is None else value_dtype), capacity, device)
 
     def close(self) -> None:
         """Free the cache and every plan that uses it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +16,7 @@ from ..kernels.params import COUNT_IS_PUSHED
 from ..layout import QUAD_WORDS, unpack
 from ..runtime.buffer import Buffer
 from ..runtime.device import Device
-from .storage import CacheStorage
+from .storage import CacheStorage, buffer_until
 
 if TYPE_CHECKING:
     from .kv_cache import KVCache
@@ -42,7 +43,7 @@ def reorder(device: Device, storage: CacheStorage, num_layers: int, batch: int, 
                     steps.append(_copy(scratch, buffer, region + index[entry] * size, start + region + entry * size,
                                        size))
     try:
-        run_copies(device, steps)
+        run_once(device, steps)
     finally:
         scratch.destroy()
 
@@ -80,25 +81,20 @@ def _code_words(cache: KVCache, layer: int, lengths: np.ndarray, which: int) -> 
     quads = code_quads(storage.dims[which], storage.dtypes[which])
     shape = (cache.batch, longest, cache.num_kv_heads, quads * QUAD_WORDS)
     words = int(np.prod(shape))
-    block = device.buffer(params.block_words(cache.batch, cache.num_kv_heads), "host", "read params")
-    rows = device.buffer(words, "host", "read rows")
     row_stride = storage.strides[which][2]
-    params.write_header(block.words, {
-        "batch_size": cache.batch, "num_kv_heads": cache.num_kv_heads, "group_size": 1, "max_kv_len": longest,
-        "k_stride_batch": storage.strides[which][0] * quads // row_stride,
-        "k_stride_head": storage.strides[which][1] * quads // row_stride,
-        "k_stride_row": quads, "key_offset": starts[which] // QUAD_WORDS})
-    params.write_lengths(block.words, cache.batch, lengths, 0)
     kernel = variant("kv_read")
-    bindings = (Binding(block), Binding(storage.groups[group][which]), Binding(rows))
-    recording = device.recording([[Dispatch(kernel, bindings, dict.fromkeys(kernel.push, 0), GROUPS)]])
-    try:
-        recording.run()
+    with ExitStack() as undo:
+        block = buffer_until(undo, device, params.block_words(cache.batch, cache.num_kv_heads), "read params")
+        rows = buffer_until(undo, device, words, "read rows")
+        params.write_header(block.words, {
+            "batch_size": cache.batch, "num_kv_heads": cache.num_kv_heads, "group_size": 1, "max_kv_len": longest,
+            "k_stride_batch": storage.strides[which][0] * quads // row_stride,
+            "k_stride_head": storage.strides[which][1] * quads // row_stride,
+            "k_stride_row": quads, "key_offset": starts[which] // QUAD_WORDS})
+        params.write_lengths(block.words, cache.batch, lengths, 0)
+        bindings = (Binding(block), Binding(storage.groups[group][which]), Binding(rows))
+        run_once(device, [Dispatch(kernel, bindings, dict.fromkeys(kernel.push, 0), GROUPS)])
         return rows.words[:words].copy().reshape(shape)
-    finally:
-        recording.close()
-        block.destroy()
-        rows.destroy()
 
 
 def _scale_words(cache: KVCache, layer: int, which: int, longest: int) -> np.ndarray:
@@ -108,7 +104,7 @@ def _scale_words(cache: KVCache, layer: int, which: int, longest: int) -> np.nda
     start, words = storage.regions(which)[1]
     found = cache.device.buffer(words, "host", "read scales")
     try:
-        run_copies(cache.device, [_copy(storage.groups[group][which], found, starts[which] + start, 0, words)])
+        run_once(cache.device, [_copy(storage.groups[group][which], found, starts[which] + start, 0, words)])
         by_head = found.words[:words].reshape(cache.batch, cache.num_kv_heads, cache.capacity, -1)
         return by_head[:, :, :longest].transpose(0, 2, 1, 3).copy()
     finally:
@@ -121,12 +117,12 @@ def write_layer(cache: KVCache, layer: int, which: int, words: np.ndarray) -> No
     given = cache.device.buffer(words.size, "host", "load")
     try:
         given.words[: words.size] = words
-        run_copies(cache.device, [_copy(given, cache.storage.groups[group][which], 0, starts[which], words.size)])
+        run_once(cache.device, [_copy(given, cache.storage.groups[group][which], 0, starts[which], words.size)])
     finally:
         given.destroy()
 
 
-def run_copies(device: Device, steps: list[Dispatch]) -> None:
+def run_once(device: Device, steps: list[Dispatch]) -> None:
     """Run dispatches once."""
     recording = device.recording(segments(steps))
     try:

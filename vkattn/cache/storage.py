@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 from ..errors import CapacityError
 from ..formats import code_words, scale_words, stored_strides, stored_words, unit_words
 from ..runtime.buffer import KOMPUTE_MAX_BYTES, Buffer
@@ -9,6 +11,13 @@ from ..runtime.device import Device
 
 #: Names of the params words that say where a layer starts.
 LAYER_FIELDS = ("key_offset", "value_offset")
+
+
+def buffer_until(undo: ExitStack, device: Device, num_words: int, name: str) -> Buffer:
+    """Return a host buffer that is freed when ``undo`` is left."""
+    buffer = device.buffer(num_words, "host", name)
+    undo.callback(buffer.destroy)
+    return buffer
 
 
 class CacheStorage:

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..dtypes import numpy_dtype
+from ..dtypes import as_array, numpy_dtype
 from ..errors import CapacityError, DTypeError, OptionError, ShapeError
 from ..formats import CODE_RANGE, QUANTISED, QuantisedRows, num_blocks, pack_stored
 from ..layout import pack_into
 from ..runtime.device import Device
 from . import move
+from .checks import positive
 
 if TYPE_CHECKING:
     from .kv_cache import KVCache
@@ -34,12 +35,12 @@ def raw_layer(cache: KVCache, layer: int) -> dict[str, np.ndarray | None]:
 def load_layer(kind: type[KVCache], pairs: tuple[tuple[Any, Any, Any], ...], dtypes: tuple[str, str],
                capacity: int | None, device: Device | None) -> KVCache:
     """Make a cache of one layer from (codes, scale, zero point) of keys and of values; see `KVCache.load`."""
-    keys, values = (np.asarray(codes) for codes, _, _ in pairs)
-    if keys.ndim != 4 or values.shape[:3] != keys.shape[:3] or 0 in keys.shape[1:2]:
+    keys, values = (as_array(codes, name) for name, (codes, _, _) in zip(("key", "value"), pairs, strict=True))
+    if keys.ndim != 4 or values.ndim != 4 or values.shape[:3] != keys.shape[:3] or 0 in keys.shape[1:2]:
         raise ShapeError(f"`key` has shape {keys.shape} and `value` {values.shape}; they must be (batch, tokens, "
                          "num_kv_heads, dim), equal but for dim, at least one token.")
     batch, tokens, heads, head_dim = keys.shape
-    if capacity is not None and tokens > capacity:
+    if capacity is not None and tokens > positive(capacity, "capacity"):
         raise CapacityError(f"`key` has {tokens} tokens but `capacity` is {capacity}.")
     cache = kind(batch, heads, tokens if capacity is None else capacity, head_dim, value_dim=values.shape[3],
                  dtype=dtypes[0], value_dtype=dtypes[1], device=device)
@@ -78,7 +79,7 @@ def _image(cache: KVCache, rows: QuantisedRows, which: int, dtype: str) -> np.nd
 
 def checked_rows(name: str, codes: Any, scale: Any, zero_point: Any, dtype: str) -> QuantisedRows:
     """Return rows of format ``dtype`` from a user's arrays, ``[.., .., .., dim]``, or raise where they do not fit."""
-    given = np.asarray(codes)
+    given = as_array(codes, name)
     wanted = "int8" if dtype in QUANTISED else dtype
     if given.dtype.name != wanted:
         raise DTypeError(f"`{name}` is {given.dtype.name}; the codes of {dtype} rows are {wanted}.")
@@ -109,7 +110,7 @@ def check_scales(argument: str, scales: np.ndarray) -> None:
 
 def _numbers(argument: str, values: Any, dtype: str, shape: tuple[int, ...], may_end_in_one: bool) -> np.ndarray:
     """Return an array of this dtype and shape, or raise; a last size of 1 may be there, as upstream has it."""
-    given = np.asarray(values)
+    given = as_array(values, argument)
     if given.dtype.name != dtype:
         raise DTypeError(f"`{argument}` is {'None' if values is None else given.dtype.name}; it must be {dtype}.")
     if given.shape != shape and not (may_end_in_one and given.shape == (*shape, 1)):

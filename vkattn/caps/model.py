@@ -37,6 +37,7 @@ class DeviceInfo:
     ``device_type`` is "discrete", "integrated", "virtual", "cpu" or "other".
     ``subgroup_operations`` holds names such as "basic", "vote", "arithmetic", "ballot", "shuffle",
     "shuffle_relative", "clustered", "quad"; it is empty when compute shaders have no subgroup operations.
+    ``timestamp_valid_bits`` are those of the queue that Kompute takes; 0 is no timestamps.
     ``tuning`` is set when the device is opened; None stands for the defaults of its type.
     ``matrix_shapes`` are those of VK_KHR_cooperative_matrix at subgroup scope; ``matrix_features`` those of
     VK_NV_cooperative_matrix2 that the device reports: "workgroup_scope", "flexible_dimensions", "reductions",

@@ -63,7 +63,8 @@ def devices() -> list[DeviceInfo]:
     if others:
         raise DeviceError(
             f"The only Vulkan devices here are of portability drivers ({', '.join(info.name for info in others)}), "
-            "which Kompute 0.9.0 does not ask the loader for. Hint: docs/install.md, section macOS."
+            "which Kompute 0.9.0 does not ask the loader for, so it cannot open them. "
+            "Hint: macOS is not supported yet; docs/install.md says what is."
         )
     raise DeviceError(f"No Vulkan device was found: no driver (ICD) is installed, or none works. {_NO_DRIVER_HINT}")
 

@@ -29,7 +29,9 @@ RANGES = {
     "grid_groups": (1, 1 << 20),
     "split_groups": (1, 1 << 16),
     "split_root_divisor": (0.01, 1000.0),
-    "split_max_rows": (1, 64),
+    "split_max_rows": (1, 256),
+    "split_total_rows": (1, 1 << 30),
+    "split_total_rows_matrix": (1, 1 << 30),
 }
 
 #: What may be chosen where not every number between would do.
@@ -48,8 +50,12 @@ class Tuning:
         larger workgroups leave fewer parts to merge
     split_root_divisor : splits of one head at most: the root of its keys over this, since merging them costs time too
     split_max_rows : query rows of a KV head up to which `split` is chosen
+    split_total_rows : query rows of all KV heads and batch entries together up to which `split` is chosen where there
+        are more than a few of a head; `split_total_rows_matrix` where matrix units can take the problem
     split_subgroups : whether `split` shares rows by subgroup shuffles, where the device has them
-    fused_subgroups : whether `fused` shares keys by subgroup broadcasts, where the device has them
+    split_lanes : whether `split`, without them, lets a subgroup go through the keys alone, where it has 8 invocations:
+        for software devices, which load for each invocation in turn
+    fused_subgroups : whether `fused` shares keys by subgroup shuffles, where the device has them
     fused_large_tiles : whether `fused` takes large tiles, where the device has the shared memory; software devices go
         through the invocations of a workgroup in turn, and are faster with small ones
     """
@@ -59,7 +65,10 @@ class Tuning:
     split_threads: int
     split_root_divisor: float
     split_max_rows: int
+    split_total_rows: int
+    split_total_rows_matrix: int
     split_subgroups: bool
+    split_lanes: bool
     fused_subgroups: bool
     fused_large_tiles: bool
 

@@ -60,7 +60,7 @@ def place(needs: Iterable[Need], max_words: int) -> dict[Hashable, Spot]:
                                 f"{4 * max_words} bytes. Hint: lower a capacity.")
         arena = 0
         while True:
-            start = _lowest(need, size, [spot for other, spot in placed if spot.arena == arena and need.meets(other)])
+            start = _lowest(size, [spot for other, spot in placed if spot.arena == arena and need.meets(other)])
             if start + size <= max_words:
                 break
             arena += 1
@@ -68,7 +68,7 @@ def place(needs: Iterable[Need], max_words: int) -> dict[Hashable, Spot]:
     return {need.key: spot for need, spot in placed}
 
 
-def _lowest(need: Need, size: int, taken: list[Spot]) -> int:
+def _lowest(size: int, taken: list[Spot]) -> int:
     """Return the lowest start of ``size`` free words beside the ``taken`` spots."""
     start = 0
     for spot in sorted(taken, key=lambda spot: spot.start):

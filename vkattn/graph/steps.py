@@ -13,7 +13,7 @@ class Resource:
     """Words that steps read and write: a tensor, scratch, or a layer of a cache. Compared by identity of ``key``.
 
     ``pool`` says where they lie: "arena" (device memory that temporaries share), "input" and "output" (host-visible),
-    "constant" (device memory, written once), "params", or "cache".
+    "constant" (device memory, written once), "zeroed" (device memory, 0 between runs), "params", "cache", or "nothing".
     """
 
     key: Hashable

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..errors import OptionError, PlanError
 from ..layout import packed_words
+from ..mask import as_integer
 
 
 @dataclass(frozen=True)
@@ -26,10 +27,10 @@ class Dim:
     max: int
 
     def __post_init__(self) -> None:
-        if not self.name.isidentifier():
+        if not isinstance(self.name, str) or not self.name.isidentifier():
             raise PlanError(f"a Dim is called {self.name!r}; its name must be a Python identifier.")
-        if self.max < 1:
-            raise PlanError(f"Dim {self.name!r} has max {self.max}; it must be at least 1.")
+        if (as_integer(self.max) or 0) < 1:
+            raise PlanError(f"Dim {self.name!r} has max {self.max!r}; it must be an integer of at least 1.")
 
     def __str__(self) -> str:
         return f"{self.name} (at most {self.max})"

@@ -3,10 +3,12 @@
 Scores never leave the workgroup, so the memory that a problem needs beyond its arrays does not grow with it. Each
 workgroup takes a row tile and a chunk of value_dim after another; wider values are computed in chunks, each with scores
 of its own. Software devices load for each invocation in turn, so that a load costs them as much as a hundred
-multiply-adds; for them there is a kernel that loads less and shares by subgroup broadcasts.
+multiply-adds; for them there is a kernel that loads less and shares by subgroup shuffles.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from ..caps.model import DeviceInfo
 from ..formats import variant_axes
@@ -74,12 +76,12 @@ def item_iterations(problem: Problem, max_kv_len: int, kernel: Variant) -> int:
     """Return the most loop iterations of one item: per block of keys those of head_dim, masks, softmax and values.
 
     A loop that does not go round counts as one. For the subgroup form it is assumed that values are not finite, which
-    takes 16 rounds more for each of their vecs.
+    takes 32 rounds more for each of their vecs.
     """
     head_vecs, value_vecs = -(-problem.head_dim // 4), min(-(-problem.value_dim // 4), 32)
     if kernel.kernel == "attn_fused_subgroup":
-        blocks, sums = max_kv_len // 16 + 2, max_kv_len // 1024 + 2
-        return 1000 + blocks * (49 + head_vecs + 18 * value_vecs) + sums * 8 * (value_vecs + 2)
+        blocks, sums = max_kv_len // 32 + 2, max_kv_len // 1024 + 2
+        return 1000 + blocks * (81 + head_vecs + 34 * value_vecs) + sums * 8 * (value_vecs + 2)
     return 100 + (max_kv_len // 32 + 2) * (140 + 5 * -(-head_vecs // 4))
 
 
@@ -100,13 +102,22 @@ def scratch_words(problem: Problem, info: DeviceInfo, budget_words: int) -> dict
 
 def cut(problem: Problem, q_len: int, max_kv_len: int, scratch: dict[str, int], info: DeviceInfo) -> Cut:
     """Return how the rows of a run are cut so that no dispatch is long: desktop drivers reset a GPU that is busy."""
+    return cutter(problem, scratch, info)(q_len, max_kv_len)
+
+
+def cutter(problem: Problem, scratch: dict[str, int], info: DeviceInfo) -> Callable[[int, int], Cut]:
+    """Return `cut` for live lengths alone, for the kernel that is chosen now."""
     kernel = variants(problem, info)[0]
     rows = block_rows(kernel)
-    tiles = problem.batch_size * problem.num_kv_heads * -(-q_len * problem.group_size // rows)
-    work = rows * max(max_kv_len, 1) * (problem.head_dim + problem.value_dim)
-    short = max(1, int(DISPATCH_SECONDS * MULTIPLY_ADDS_PER_SECOND[info.device_type] / work))
-    loops = items_that_fit(item_iterations(problem, max_kv_len, kernel), info)
-    chunks_of_values = -(-problem.value_dim // 64)
-    fit = tiles if loops is None else loops // chunks_of_values
-    per_chunk = max(1, min(short, fit, tiles))
-    return Cut({"tiles_per_chunk": per_chunk}, -(-tiles // per_chunk))
+
+    def cut_at(q_len: int, max_kv_len: int) -> Cut:
+        tiles = problem.batch_size * problem.num_kv_heads * -(-q_len * problem.group_size // rows)
+        work = rows * max(max_kv_len, 1) * (problem.head_dim + problem.value_dim)
+        short = max(1, int(DISPATCH_SECONDS * MULTIPLY_ADDS_PER_SECOND[info.device_type] / work))
+        loops = items_that_fit(item_iterations(problem, max_kv_len, kernel), info)
+        chunks_of_values = -(-problem.value_dim // 64)
+        fit = tiles if loops is None else loops // chunks_of_values
+        per_chunk = max(1, min(short, fit, tiles))
+        return Cut({"tiles_per_chunk": per_chunk}, -(-tiles // per_chunk))
+
+    return cut_at

@@ -25,6 +25,9 @@ WIDTHS = {"d64": 64, "d128": 128, "d256": 256}
 LANES = {"l8": 8, "l32": 32, "l64": 64}
 EDGES = {"l8": 8, "l32": 16, "l64": 16}
 OPERANDS = ("float16", "bfloat16")
+#: head_dim and value_dim at the least. A narrower row would be mostly padding, and the fewer elements a row has, the
+#: more often weights rounded to half precision cancel to less than the tolerance grants (docs/decisions/0007).
+NARROWEST = 16
 
 #: The extensions of each kernel, and what it needs of the second.
 EXTENSIONS = {"attn_coopmat": ("VK_KHR_cooperative_matrix",),
@@ -48,11 +51,18 @@ def problem_reasons(problem: Problem) -> list[str]:
         reasons.append(f"query, key and value are {', '.join(dtypes)}; they must be float16, or all bfloat16")
     widest = max(WIDTHS.values())
     for name, dim in (("head_dim", problem.head_dim), ("value_dim", problem.value_dim)):
-        if dim > widest:
-            reasons.append(f"{name} {dim}; at most {widest}")
+        if not NARROWEST <= dim <= widest:
+            reasons.append(f"{name} {dim}; it must be {NARROWEST} to {widest}")
     if "coopmat" not in allowed_tiers():
         reasons.append("VKATTN_TIERS does not name coopmat")
     return reasons
+
+
+def may_take(problem: Problem, info: DeviceInfo) -> bool:
+    """Whether "auto" may have matrix units compute ``problem``, as far as is known without self-tests."""
+    return info.device_type not in ONLY_BY_NAME_ON and any(
+        shape.operand == problem.query_dtype and shape.result == "float32" for shape in info.matrix_shapes
+    ) and not problem_reasons(problem)
 
 
 def candidates(kernel: str, endings: tuple[str, ...], problem: Problem, info: DeviceInfo) -> list[Variant]:

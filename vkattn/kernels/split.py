@@ -16,7 +16,8 @@ from ..caps.model import DeviceInfo
 from ..formats import is_plain, variant_axes
 from ..layout import row_quads
 from ..problem import Problem
-from .grid import items_that_fit
+from . import matrix
+from .grid import iteration_limit, num_groups
 from .manifest import Variant, load_manifest, variant
 from .passes import Cut, Pass
 from .support import device_reasons
@@ -27,9 +28,17 @@ NAME = "split"
 #: Parts of one head's keys at most: one workgroup merges them.
 MAX_SPLITS = 128
 
+#: Query rows to a KV head at most; and those up to which it is always preferred, as it reads keys and values but once.
+MAX_ROWS = 256
+FEW_ROWS = 8
+
 #: Elements of a key or value row at most, and query rows of an item, in shaders/attn_split.comp; a test ties them.
 MAX_DIM = 256
 BASE_ROWS = 4
+
+#: Invocations of a workgroup, which are one subgroup, and elements of a row at most, of shaders/attn_split_lanes.comp.
+LANES = 8
+LANES_DIM = 128
 
 #: Elements of a quantised row that an invocation of shaders/attn_split_quant_subgroup.comp holds.
 UNIT = 16
@@ -59,8 +68,10 @@ def shape(problem: Problem, info: DeviceInfo) -> Shape:
 def _shape(problem: Problem, info: DeviceInfo, tiers: frozenset[str]) -> Shape:
     query, key = variant_axes(problem.query_dtype, problem.key_dtype, problem.value_dtype)
     base = Shape(variant(f"attn_split_{query}_{key}"), BASE_ROWS)
-    if not info.tuned.split_subgroups or "subgroup" not in tiers:
+    if "subgroup" not in tiers:
         return base
+    if not info.tuned.split_subgroups:
+        return _lanes_shape(problem, info) or base
     if not is_plain(problem.key_dtype, problem.value_dtype):
         return _quantised_shape(problem, info, key) or base
     quads = max(row_quads(problem.head_dim, problem.key_dtype), row_quads(problem.value_dim, problem.value_dtype))
@@ -71,6 +82,20 @@ def _shape(problem: Problem, info: DeviceInfo, tiers: frozenset[str]) -> Shape:
     if name not in load_manifest() or device_reasons(variant(name), info):
         return base
     return Shape(variant(name), rows, (threads(variant(name), info), min(rows, problem.max_q_len * problem.group_size)))
+
+
+def _lanes_shape(problem: Problem, info: DeviceInfo) -> Shape | None:
+    """Return the variant for devices that load for each invocation in turn, or None; formats but floats go without."""
+    dims = (problem.head_dim, problem.value_dim)
+    if not info.tuned.split_lanes or not is_plain(problem.key_dtype, problem.value_dtype) or max(dims) > LANES_DIM:
+        return None
+    query, key = variant_axes(problem.query_dtype, problem.key_dtype, problem.value_dtype)
+    kernel = variant(f"attn_split_lanes_{query}_{key}")
+    if variant_reasons(kernel, info):
+        return None
+    chunks = (max(1, -(-dim // (4 * LANES))) for dim in dims)
+    chosen = Shape(kernel, BASE_ROWS, (min(BASE_ROWS, problem.max_q_len * problem.group_size), *chunks))
+    return None if loops_are_too_long(problem, chosen, info) else chosen
 
 
 def threads(kernel: Variant, info: DeviceInfo) -> int:
@@ -102,29 +127,74 @@ def variants(problem: Problem, info: DeviceInfo) -> tuple[Variant, ...]:
     return (shape(problem, info).kernel,)
 
 
+def variant_reasons(kernel: Variant, info: DeviceInfo) -> list[str]:
+    """Return why the device cannot run a variant of this family; empty if it can."""
+    reasons, lanes = device_reasons(kernel, info), int(kernel.axes.get("lanes", "l0").removeprefix("l"))
+    lanes = LANES if kernel.kernel == "attn_split_lanes" else lanes
+    if lanes > info.subgroup_size:
+        reasons.append(f"needs subgroups of {lanes} invocations, the device has {info.subgroup_size}")
+    return reasons
+
+
 def not_supported_reasons(problem: Problem, info: DeviceInfo) -> list[str]:
     """Return why this family cannot compute ``problem`` on the device; empty if it can."""
-    rows = problem.max_q_len * problem.group_size
     reasons = []
-    if rows > info.tuned.split_max_rows:
-        reasons.append(f"q_len {problem.max_q_len} x group_size {problem.group_size} is {rows} query rows to a KV "
-                       f"head; at most {info.tuned.split_max_rows}")
+    if problem.max_q_len * problem.group_size > MAX_ROWS:
+        reasons.append(f"{_rows_of(problem)}; at most {MAX_ROWS}")
     for name, dim in (("head_dim", problem.head_dim), ("value_dim", problem.value_dim)):
         if dim > MAX_DIM:
             reasons.append(f"{name} {dim}; at most {MAX_DIM}")
-    room = items_that_fit(split_iterations(problem), info)
-    items = num_items(problem, shape(problem, info).rows, problem.max_q_len)
-    splits = num_splits(items, problem.max_kv_len, info)
-    if room is not None and items * splits > room:
+    chosen = shape(problem, info)
+    if loops_are_too_long(problem, chosen, info):
+        items = num_items(problem, chosen.rows, problem.max_q_len)
+        splits = num_splits(items, problem.max_kv_len, info)
         reasons.append(f"{items} items in {splits} splits go beyond the 65535 loop iterations of an invocation after "
                        "which llvmpipe ends loops without an error")
-    return reasons + device_reasons(shape(problem, info).kernel, info)
+    return reasons + device_reasons(chosen.kernel, info)
 
 
-def split_iterations(problem: Problem) -> int:
-    """Return the most loop iterations of one split of one item, its merge included."""
-    keys = min(problem.max_kv_len, MAX_KEYS_PER_SPLIT)
-    return 1000 + 2 * MAX_SPLITS + (keys // 256 + 1) * (100 + -(-problem.head_dim // 4))
+def preferred_rows(problem: Problem, info: DeviceInfo) -> int:
+    """Return the query rows to a KV head up to which "auto" prefers this family.
+
+    Its time grows with the rows of all heads and entries together; that of other families does not, while their tiles
+    do not fill the device.
+    """
+    tuned = info.tuned
+    total = tuned.split_total_rows_matrix if matrix.may_take(problem, info) else tuned.split_total_rows
+    return min(tuned.split_max_rows, max(FEW_ROWS, total // max(problem.batch_size * problem.num_kv_heads, 1)))
+
+
+def passed_over_reasons(problem: Problem, info: DeviceInfo) -> list[str]:
+    """Return why "auto" passes this family over for a problem that it can compute; empty if it does not."""
+    limit = preferred_rows(problem, info)
+    if problem.max_q_len * problem.group_size <= limit:
+        return []
+    return [f"{_rows_of(problem)}; by name only above {limit}, where others are faster"]
+
+
+def _rows_of(problem: Problem) -> str:
+    return (f"q_len {problem.max_q_len} x group_size {problem.group_size} is "
+            f"{problem.max_q_len * problem.group_size} query rows to a KV head")
+
+
+def loops_are_too_long(problem: Problem, chosen: Shape, info: DeviceInfo) -> bool:
+    """Return whether an invocation would go round its loops more often than the device lets it."""
+    limit = iteration_limit(info)
+    if limit is None:
+        return False
+    items = num_items(problem, chosen.rows, problem.max_q_len)
+    splits = num_splits(items, problem.max_kv_len, info)
+    each, merge = split_iterations(problem, chosen.kernel, splits)
+    taken = -(-items * splits // num_groups(info))
+    return taken * each + min(taken, items) * merge > limit
+
+
+def split_iterations(problem: Problem, kernel: Variant, splits: int) -> tuple[int, int]:
+    """Return the most loop iterations of one split of one item, and those of the merge of an item."""
+    keys = -(-problem.max_kv_len // splits)
+    if kernel.kernel == "attn_split_lanes":  # a block of 32 keys: the keys twice, masks, and the loops around them
+        return 200 + (keys // 32 + 1) * (64 + 16 + 16), 16 * splits
+    return 1000 + (keys // 256 + 1) * (100 + -(-problem.head_dim // 4)), 2 * splits
 
 
 def passes(problem: Problem, info: DeviceInfo) -> tuple[Pass, ...]:
@@ -160,12 +230,13 @@ def part_words(problem: Problem, rows: int) -> int:
 
 def scratch_words(problem: Problem, info: DeviceInfo, budget_words: int) -> dict[str, int]:
     """Return the words of the parts (for any live lengths within the capacities) and of the ticket counters."""
-    rows = shape(problem, info).rows
+    chosen = shape(problem, info)
+    rows, fewest = chosen.rows, 1 if chosen.kernel.kernel == "attn_split_lanes" else 2
     most = 0
     for q_len in range(1, problem.max_q_len + 1):
         items = num_items(problem, rows, q_len)
         splits = num_splits(items, problem.max_kv_len, info)
-        most = max(most, items * splits if splits > 1 else 0)
+        most = max(most, items * splits if splits >= fewest else 0)
     return {"parts": max(most * part_words(problem, rows), 4),
             "tickets": num_items(problem, rows, problem.max_q_len)}
 

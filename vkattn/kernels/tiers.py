@@ -1,7 +1,8 @@
 """Which kinds of kernels may be used: the environment variable VKATTN_TIERS limits them.
 
 "base" needs nothing beyond Vulkan 1.1; "subgroup" needs subgroup operations; "coopmat" needs matrix units. Without the
-variable all are allowed, and each family takes what suits the device.
+variable all are allowed, and each family takes what suits the device. Every call of a function heeds the variable as it
+is then; a graph that was built keeps to its kernels.
 """
 
 from __future__ import annotations

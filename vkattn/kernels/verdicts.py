@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 
 from ..caps.model import DeviceInfo
+from ..errors import OptionError
 from ..paths import cache_dir, write_whole
 from .manifest import Variant
 
@@ -59,7 +60,7 @@ def _write(changes: dict[str, str | None]) -> None:
     try:
         everything = {name: text for name, text in (_read() | changes).items() if text is not None}
         write_whole(path(), json.dumps(everything, indent=1, sort_keys=True))
-    except (OSError, RuntimeError):  # RuntimeError: the user has no home
+    except (OSError, OptionError):  # OptionError: the user has no home
         pass  # then each process tests anew
 
 
@@ -72,7 +73,7 @@ def _read() -> dict[str, str]:
     """Return the verdicts on disk; none where the file is missing or damaged."""
     try:
         found = json.loads(path().read_text(encoding="utf-8"))
-    except (OSError, ValueError, RuntimeError):
+    except (OSError, ValueError):  # an OptionError is a ValueError
         return {}
     if not isinstance(found, dict):
         return {}

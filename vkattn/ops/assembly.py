@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..cache.move import run_once
 from ..graph.hazards import segments
 from ..graph.memory import Need, Spot, arena_words, padded, place
 from ..graph.node import Binding, Dispatch
@@ -223,10 +224,10 @@ class Assembly:
             live.write(array)
             push = {"count_index": COUNT_IS_PUSHED, "count": live.num_words, "src_offset": 0, "dst_offset": start}
             bindings = (Binding(staging), Binding(staging), Binding(buffer))
-            recording = self.device.recording([[Dispatch(variant("copy"), bindings, push, 64)]])
-            recording.run()
-            recording.close()
-            staging.destroy()
+            try:
+                run_once(self.device, [Dispatch(variant("copy"), bindings, push, 64)])
+            finally:
+                staging.destroy()
 
     @property
     def _longest(self) -> Recording:

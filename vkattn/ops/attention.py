@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from ..dispatch import choose
-from ..dtypes import numpy_dtype
+from ..dtypes import as_array, numpy_dtype
 from ..errors import OptionError, ShapeError
 from ..runtime.device import Device, resolve_device
-from ..validate import Call, as_array, attention_call, flag_option
+from ..validate import Call, attention_call, finite_option, flag_option
 from .plan import AttentionPlan, plan_key
 from .selftest import settle
 
@@ -194,7 +194,7 @@ def scaled_dot_product_attention(
     (2, 4, 6, 16)
     """
     is_causal, enable_gqa = flag_option(is_causal, "is_causal"), flag_option(enable_gqa, "enable_gqa")
-    if np.ndim(dropout_p) or dropout_p != 0.0:
+    if finite_option(dropout_p, "dropout_p", "0: this library is for inference") != 0.0:
         raise OptionError(f"`dropout_p` is {dropout_p!r}; it must be 0: this library is for inference.")
     if attn_mask is not None and is_causal:
         raise OptionError("`attn_mask` and `is_causal` are both set; use one. Hint: vkattn.attention takes both.")

@@ -10,12 +10,13 @@ import numpy as np
 
 from ..cache.checks import query_stand_in
 from ..cache.kv_cache import KVCache
+from ..dispatch import check_algorithm
 from ..errors import DTypeError, OptionError, PlanError, ShapeError
 from ..graph.steps import Resource
 from ..graph.values import CacheValue, Dim, Position, Size, Value
 from ..layout import check_layout, join_shape, split_shape
 from ..mask import MAX_POSITION, resolve_causal, resolve_window
-from ..validate import causal_window, check_mixture, finite_option
+from ..validate import causal_window, check_mixture, finite_option, flag_option
 from .cache_nodes import CacheNodes
 from .lower import Tensors, attend, can_append, output_step, softmax_step, weights_step, with_algorithms, with_scores
 from .selftest import settle
@@ -29,7 +30,16 @@ class AttentionNodes(CacheNodes):
                      causal: str | None = None, scale: float | None = None, softcap: float | None = None,
                      window: Any = (None, None), alibi_slopes: Any = None, q_offset: int | Position | None = None,
                      kv_len: int | Position | None = None, layout: str = "bhsd", name: str | None = None) -> Value:
-        """Declare pass 1: scaled, masked scores ``[batch, num_heads, q_len, kv_len]``, for `softmax`."""
+        """Declare pass 1: scaled, masked scores ``[batch, num_heads, q_len, kv_len]``, float32, for `softmax`.
+
+        Parameters
+        ----------
+        query : Value, shape ``[batch, num_heads, q_len, head_dim]`` (bhsd)
+        key : Value, shape ``[batch, num_kv_heads, kv_len, head_dim]`` (bhsd), or a cache as `kv_append` returned it
+        q_offset, kv_len : int, Position or None
+        mask, causal, scale, softcap, window, alibi_slopes, layout
+            As for `vkattn.attention`; ``mask`` is a Value, bool or float32.
+        """
         with self._declaring(name, "attn_weights") as node:
             spec = self._spec(node, query, key, None, mask, causal, scale, softcap, window, None, alibi_slopes,
                               q_offset, kv_len, layout, False)
@@ -44,13 +54,17 @@ class AttentionNodes(CacheNodes):
             return scores
 
     def softmax(self, scores: Value, *, sinks: Any = None, return_lse: bool = False, name: str | None = None) -> Any:
-        """Declare pass 2: the weights of ``scores``, which they replace; and the lse ``[batch, num_heads, q_len]``."""
+        """Declare pass 2: the weights of ``scores``, float32, which they replace; and the lse if ``return_lse``.
+
+        The lse is float32 ``[batch, num_heads, q_len]``; ``sinks`` are as for `vkattn.attention`.
+        """
         with self._declaring(name, "softmax") as node:
             check_value(scores, self, "scores", node)
             if scores.kind != "scores":
                 raise PlanError(f"{node}: `scores` is {scores}; it must come from attn_weights.")
             if scores in self._softmaxed:
                 raise PlanError(f"{node}: {scores} was already replaced by its softmax in {self._softmaxed[scores]}.")
+            return_lse = flag_option(return_lse, "return_lse")
             self._softmaxed[scores] = node
             self._used.add(scores)
             spec = replace(scores.about, sinks=self._per_head(sinks, "sinks", scores.about.num_heads),
@@ -67,7 +81,10 @@ class AttentionNodes(CacheNodes):
             return (probs, lse) if return_lse else probs
 
     def attn_output(self, probs: Value, value: Value | CacheValue, *, name: str | None = None) -> Value:
-        """Declare pass 3: weights times values, in the query's dtype and layout."""
+        """Declare pass 3: weights times values, in the query's dtype and layout.
+
+        ``value`` is a Value ``[batch, num_kv_heads, kv_len, value_dim]`` (bhsd), or the cache that the scores are of.
+        """
         with self._declaring(name, "attn_output") as node:
             check_value(probs, self, "probs", node)
             if probs.kind != "probs":
@@ -119,7 +136,7 @@ class AttentionNodes(CacheNodes):
                     ("scale", None), ("softcap", None), ("window", (None, None)), ("sinks", None),
                     ("alibi_slopes", None), ("return_lse", False)))
             spec = self._spec(node, query, view, view, mask, causal, scale, softcap, window, sinks, slopes, None, None,
-                              layout, bool(return_lse), append)
+                              layout, return_lse, append)
             return self._attend(node, spec, query, view, view, mask, options.get("algorithm", "auto"), (key, value))
 
     def algorithms_of(self, node: str) -> tuple[str, ...]:
@@ -155,7 +172,7 @@ class AttentionNodes(CacheNodes):
 
     def _spec(self, node: str, query: Value, key: Any, value: Any, mask: Value | None, causal: Any, scale: Any,
               softcap: Any, window: Any, sinks: Any, alibi_slopes: Any, q_offset: Any, kv_len: Any, layout: str,
-              return_lse: bool, append: AttentionSpec | None = None) -> AttentionSpec:
+              return_lse: Any, append: AttentionSpec | None = None) -> AttentionSpec:
         """Check an attention node; return its spec, without a score buffer."""
         check_layout(layout)
         self._use(node, "query", query)
@@ -214,7 +231,7 @@ class AttentionNodes(CacheNodes):
         for argument, given in (("q_offset", q_offset), ("kv_len", kv_len)):
             self._check_scalar(node, argument, given)
         if mask is not None:
-            changes |= self._mask(node, mask, (batch, heads, q_len, base.kv_len), query.dtype)
+            changes |= self._mask(node, mask, (batch, heads, q_len, base.kv_len))
         if softcap is not None and finite_option(softcap, "softcap", "a positive finite number, or None") <= 0:
             raise OptionError(f"{node}: `softcap` is {softcap!r}; it must be positive.")
         return replace(
@@ -222,7 +239,7 @@ class AttentionNodes(CacheNodes):
             scale=1 / math.sqrt(head_dim) if scale is None else finite_option(scale, "scale"),
             softcap=None if softcap is None else float(softcap), window=causal_window(causal, window),
             alibi_slopes=self._per_head(alibi_slopes, "alibi_slopes", heads),
-            sinks=self._per_head(sinks, "sinks", heads), return_lse=bool(return_lse))
+            sinks=self._per_head(sinks, "sinks", heads), return_lse=flag_option(return_lse, "return_lse"))
 
     def _check_scalar(self, node: str, argument: str, given: Any) -> None:
         """Raise unless ``given`` is a position of this graph, an integer or None."""
@@ -234,7 +251,7 @@ class AttentionNodes(CacheNodes):
                 raise OptionError(f"{node}: `{argument}` is {given!r}; it must be a position of this GraphBuilder, or "
                                   f"an integer within +-{MAX_POSITION}.")
 
-    def _mask(self, node: str, mask: Value, full: tuple[Size, ...], query_dtype: str) -> dict[str, Any]:
+    def _mask(self, node: str, mask: Value, full: tuple[Size, ...]) -> dict[str, Any]:
         """Return the spec's mask fields, or raise if the mask does not broadcast to ``full``."""
         self._use(node, "mask", mask)
         if mask.dtype not in ("bool", "float32"):
@@ -250,7 +267,7 @@ class AttentionNodes(CacheNodes):
     def _attend(self, node: str, spec: AttentionSpec, query: Value, key: Any, value: Any, mask: Value | None,
                 algorithm: str, new: tuple[Value, Value] | None = None) -> Any:
         """Add the steps of an attention node, and before them the append of ``new`` rows to its cache."""
-        settle(self.device, spec.problem, algorithm)
+        settle(self.device, spec.problem, check_algorithm(algorithm))
         spec = with_algorithms(spec, self.device.info, self.device.score_budget_bytes // 4, algorithm)
         if new is not None:
             spec = replace(spec, appends=can_append(spec, self.device.info))

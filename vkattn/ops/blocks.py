@@ -24,8 +24,8 @@ class Block:
         self.num_words = params.block_words(spec.batch_size, spec.num_heads)
         self._info = info
         self._headers: dict[tuple[int, ...], np.ndarray] = {}
-        self._scratch = dict(spec.scratch)
-        self._cutters: dict[str, Callable[[int, int], Cut]] = {}
+        #: Found now, as they depend on which kernel was chosen: runs may be allowed other tiers.
+        self._cutters = {algorithm: self._cutter(algorithm) for algorithm in spec.algorithms}
         self._dims = sorted({size.name for size in (spec.q_len, spec.kv_len, spec.new_len, *(spec.mask_shape or ()))
                              if not isinstance(size, int)})
 
@@ -61,7 +61,7 @@ class Block:
         chunks = 1
         if spec.algorithms:
             algorithm = spec.algorithms[0 if mode == "short" else -1]
-            run = self._cutter(algorithm)(live(spec.q_len, dims), max_kv_len)
+            run = self._cutters[algorithm](live(spec.q_len, dims), max_kv_len)
             for name, word in run.words.items():
                 block[params.INDEX[name]] = word
             chunks = run.num_chunks
@@ -79,14 +79,12 @@ class Block:
 
     def _cutter(self, algorithm: str) -> Callable[[int, int], Cut]:
         """Return the algorithm's `cut` as a function of the live lengths."""
-        if algorithm not in self._cutters:
-            module, problem = by_name(algorithm), self.spec.problem_of(algorithm)
-            if hasattr(module, "cutter"):
-                self._cutters[algorithm] = module.cutter(problem, self._scratch, self._info)
-            else:
-                self._cutters[algorithm] = lambda q_len, max_kv_len: module.cut(
-                    problem, q_len, max_kv_len, self._scratch, self._info)
-        return self._cutters[algorithm]
+        module, problem = by_name(algorithm), self.spec.problem_of(algorithm)
+        scratch, info = dict(self.spec.scratch), self._info
+        if hasattr(module, "cutter"):
+            cutter: Callable[[int, int], Cut] = module.cutter(problem, scratch, info)
+            return cutter
+        return lambda q_len, max_kv_len: module.cut(problem, q_len, max_kv_len, scratch, info)
 
     def _header(self, dims: Dims) -> np.ndarray:
         key = tuple(dims[name] for name in self._dims)

@@ -8,7 +8,7 @@ from typing import Any
 from ..cache.checks import rows_dtype
 from ..cache.kv_cache import KVCache
 from ..errors import CapacityError, PlanError, ShapeError
-from ..formats import QUANTISED
+from ..formats import QUANTISED, check_range
 from ..graph.steps import Resource
 from ..graph.values import CacheValue, Position, Value, capacity
 from ..layout import check_layout, split_shape
@@ -100,10 +100,12 @@ class CacheNodes(Declarations):
     def _append(self, node: str, spec: AttentionSpec, view: CacheValue, key: Value, value: Value,
                 mode: str = "") -> None:
         new = (self._resources[key], self._resources[value])
-        for given, dtype in ((key, view.cache.dtype), (value, view.cache.value_dtype)):
-            for argument, declared in self._plan.inputs.items():
+        for argument, given, dtype in (("key", key, view.cache.dtype), ("value", value, view.cache.value_dtype)):
+            if given in self._plan.constants:
+                check_range(argument, self._plan.constants[given], dtype)
+            for name, declared in self._plan.inputs.items():
                 if declared is given and dtype in QUANTISED:
-                    self._plan.quantised_inputs.setdefault(argument, set()).add(dtype)
+                    self._plan.quantised_inputs.setdefault(name, set()).add(dtype)
         self._plan.steps.append(append_step(node, spec, new, self._cache_resources(view), self._params,
                                             self.device.info, mode))
 

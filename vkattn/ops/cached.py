@@ -8,12 +8,14 @@ import numpy as np
 
 from ..cache.checks import query_stand_in, rows_dtype
 from ..cache.kv_cache import CacheLayer, KVCache
-from ..dtypes import FLOAT_DTYPES, dtype_name, numpy_dtype
+from ..dispatch import check_algorithm
+from ..dtypes import FLOAT_DTYPES, as_array, dtype_name, numpy_dtype
 from ..errors import OptionError, ShapeError
 from ..graph.values import Dim
+from ..kernels.tiers import allowed_tiers
 from ..layout import split_shape
 from ..mask import resolve_causal
-from ..validate import as_array, attention_call, check_mask
+from ..validate import attention_call, check_mask
 from .builder import GraphBuilder
 from .graph import Graph
 
@@ -123,8 +125,8 @@ def sdpa_with_kv_cache(
         settings = {
             "causal": causal, "scale": options.scale, "softcap": options.softcap, "window": tuple(window),
             "sinks": _numbers(options.sinks), "alibi_slopes": _numbers(options.alibi_slopes), "layout": layout,
-            "return_lse": options.return_lse, "algorithm": algorithm}
-        plan_key = ("sdpa", group, room, tuple(described.items()), tuple(settings.items()))
+            "return_lse": options.return_lse, "algorithm": check_algorithm(algorithm)}
+        plan_key = ("sdpa", allowed_tiers(), group, room, tuple(described.items()), tuple(settings.items()))
         graph: Graph = store.plans.get(plan_key, lambda: _build(store, group, room, inputs, settings))
         result = graph.run(inputs, input_pos=start, layer=layer)
     return (result["out"], result["lse"]) if return_lse else result["out"]
@@ -148,12 +150,13 @@ def _mask(mask: Any, rows: tuple[int, int, int], longest: int, query_dtype: str)
     """Return the mask 4-D, bool or float32, its columns cut to the live ones; or raise if it does not fit."""
     if mask is None:
         return None
-    columns = np.shape(mask)[-1] if np.ndim(mask) else 1
+    mask = as_array(mask, "mask")
+    columns = mask.shape[-1] if mask.ndim else 1
     if columns not in (1, longest) and columns < longest:
-        raise ShapeError(f"`mask` has shape {np.shape(mask)}; its last size must be at least {longest}, the longest "
+        raise ShapeError(f"`mask` has shape {mask.shape}; its last size must be at least {longest}, the longest "
                          "live length, or 1.")
-    if np.ndim(mask) and columns > longest:
-        mask = np.asarray(mask)[..., :longest]
+    if columns > longest:
+        mask = mask[..., :longest]
     return check_mask(mask, (*rows, longest), query_dtype, "mask")
 
 

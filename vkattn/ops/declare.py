@@ -7,17 +7,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from ..cache.kv_cache import KVCache
-from ..dtypes import FLOAT_DTYPES, dtype_name
+from ..dtypes import FLOAT_DTYPES, as_array, dtype_name
 from ..errors import DTypeError, PlanError, ShapeError, VkattnError
 from ..graph.steps import Base, Resource, Step
 from ..graph.values import CacheValue, Dim, Position, Shape, Size, Value, capacities, words_of
 from ..kernels.manifest import Binding, Variant
 from ..layout import QUAD_WORDS
+from ..mask import as_integer
 from ..runtime.device import Device, resolve_device
 from ..validate import per_head_option
 from .assembly import Plan
@@ -28,6 +29,34 @@ GRAPH_DTYPES = (*FLOAT_DTYPES, "bool")
 
 #: The first word of a SPIR-V module.
 SPIRV_MAGIC = b"\x03\x02\x23\x07"
+
+
+def _sizes(node: str, argument: str, sizes: Any) -> Shape:
+    """Return a sequence of sizes as a tuple, or raise ShapeError; what they are is not looked at."""
+    if not isinstance(sizes, Sequence) or isinstance(sizes, (str, bytes)):
+        raise ShapeError(f"{node}: `{argument}` is {sizes!r}; it must be a sequence of sizes, each an int or a Dim.")
+    return tuple(sizes)
+
+
+def _words(node: str, push: Mapping[str, Any]) -> dict[str, int]:
+    """Return push constants as ints, or raise PlanError if one is no word."""
+    words = {name: as_integer(value) for name, value in push.items()}
+    for name, word in words.items():
+        if word is None or not 0 <= word < 1 << 32:
+            raise PlanError(f"{node}: `push` gives {name!r} as {push[name]!r}; a word is an integer within 0 .. 2^32 - "
+                            "1. Hint: int(np.float32(x).view(np.uint32)) is the word of a float32.")
+    return cast(dict[str, int], words)
+
+
+def _spirv(node: str, spirv: Any) -> bytes:
+    """Return a SPIR-V module from bytes or a file, or raise PlanError."""
+    try:
+        code = Path(spirv).read_bytes() if isinstance(spirv, (str, Path)) else bytes(spirv)
+    except (OSError, TypeError) as error:
+        raise PlanError(f"{node}: `spirv` cannot be read: {error}.") from error
+    if len(code) % 4 or code[:4] != SPIRV_MAGIC:
+        raise PlanError(f"{node}: `spirv` is not a SPIR-V module (its size is {len(code)} bytes).")
+    return code
 
 
 class Declarations:
@@ -58,7 +87,7 @@ class Declarations:
         dtype : "float32", "float16", "bfloat16", or "bool" (a mask)
         """
         self._check_name(name, "an input")
-        value = self._value(name, tuple(shape), dtype, f"input {name!r}")
+        value = self._value(name, shape, dtype, f"input {name!r}")
         self._resources[value] = Resource(value, words_of(capacities(value.shape), dtype), "input")
         self._plan.inputs[name] = value
         self._names.add(name)
@@ -67,7 +96,7 @@ class Declarations:
     def constant(self, name: str, array: Any) -> Value:
         """Declare an array that is uploaded once, when the graph is built."""
         self._check_name(name, "a constant")
-        given = np.array(array)
+        given = as_array(array, name).copy()
         value = self._value(name, given.shape, dtype_name(given, name, GRAPH_DTYPES), f"constant {name!r}")
         self._resources[value] = Resource(value, words_of(given.shape, value.dtype), "constant")
         self._plan.constants[value] = given
@@ -126,30 +155,32 @@ class Declarations:
         writes : mapping of name -> (shape, dtype)
             New values; the kernel must write all their live words.
         push : mapping of name -> word
+            A word is an integer within 0 .. 2^32 - 1.
         dims : sequence of int and Dim
         groups : int
             Workgroups in x; the kernel loops over what is live.
         """
         with self._declaring(name, name) as node:
-            code = Path(spirv).read_bytes() if isinstance(spirv, (str, Path)) else bytes(spirv)
-            if len(code) % 4 or code[:4] != SPIRV_MAGIC:
-                raise PlanError(f"{node}: `spirv` is not a SPIR-V module (its size is {len(code)} bytes).")
+            code = _spirv(node, spirv)
+            if (as_integer(groups) or 0) < 1:
+                raise PlanError(f"{node}: `groups` is {groups!r}; it must be an integer of at least 1.")
             for value in reads:
                 self._use(node, "reads", value)
-            made = [self._value(f"{node}.{key}", tuple(shape), dtype, node) for key, (shape, dtype) in writes.items()]
+            made = [self._value(f"{node}.{key}", shape, dtype, node) for key, (shape, dtype) in writes.items()]
             resources = (self._params, *(self._resources[value] for value in reads),
                          *(self._new(value) for value in made))
             names = [f"base_{index}" for index in range(1, len(resources))]
             bindings = (Binding("params", "read", False), *(Binding(n, "read", True) for n in names[: len(reads)]),
                         *(Binding(n, "write", True) for n in names[len(reads) :]))
-            words = dict(push or {})
+            words = _words(node, push or {})
             if clash := {"params_base", *names} & words.keys():
                 raise PlanError(f"{node}: `push` holds {sorted(clash)}, which the graph sets itself.")
+            dims = _sizes(node, "dims", dims)
             self._note_dims(node, dims)
             variant = Variant(node, node, {}, bindings, ("params_base", *names, *words), (), frozenset(), (1, 1, 1), 0,
                               "", "", "")
             bases = tuple(Base(n, index, 1) for index, n in enumerate(names, start=1))
-            block = DimsBlock(tuple(dims), 0)
+            block = DimsBlock(dims, 0)
             self._plan.steps.append(Step(node, variant, resources, bases, block, words, groups, code=code))
             return tuple(made)
 
@@ -157,6 +188,8 @@ class Declarations:
         """Let every run return ``value`` under this name."""
         if self._is_built:
             raise PlanError(f"output {name!r}: the graph is built; nothing can be added.")
+        if not isinstance(name, str):
+            raise PlanError(f"an output is called {name!r}; its name must be a text.")
         if name in self._plan.outputs:
             raise PlanError(f"there are two outputs called {name!r}.")
         check_value(value, self, "value", f"output {name!r}")
@@ -198,8 +231,9 @@ class Declarations:
             raise type(error)(f"{node}: {error}") from error
         self._names.add(node)
 
-    def _value(self, producer: str, shape: Shape, dtype: str, node: str) -> Value:
-        if dtype not in GRAPH_DTYPES:
+    def _value(self, producer: str, shape: Any, dtype: str, node: str) -> Value:
+        shape = _sizes(node, "shape", shape)
+        if not isinstance(dtype, str) or dtype not in GRAPH_DTYPES:
             raise DTypeError(f"{node} is {dtype!r}; supported: {', '.join(GRAPH_DTYPES)}.")
         if not shape or any(not isinstance(size, (int, np.integer, Dim)) for size in shape) or min(
                 capacities(shape)) < 1:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..dtypes import as_array
 from ..errors import ClosedError, OptionError, PlanError
 from ..formats import check_range
 from ..graph.steps import Resource
@@ -101,22 +102,29 @@ class Graph(Assembly):
     def _bind(self, inputs: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[list[np.ndarray], Live]:
         """Return the inputs as arrays and what they make live, or raise where they do not fit the declarations."""
         plan = self._plan
+        if not isinstance(inputs, Mapping):
+            raise PlanError(f"`inputs` is a {type(inputs).__name__}; it must be a mapping of the names "
+                            f"{sorted(plan.inputs)} to arrays.")
         if inputs.keys() != plan.inputs.keys():
             missing, extra = sorted(plan.inputs.keys() - inputs.keys()), sorted(inputs.keys() - plan.inputs.keys())
             raise PlanError(f"inputs missing: {missing}; inputs that were not declared: {extra}.")
+        named: dict[str, int] = {}
         for name, size in given.items():
-            if name in plan.dims and as_integer(size) is None:
-                raise PlanError(f"{name!r} is {size!r}; the size of a Dim must be an integer.")
-            if name not in plan.dims and name not in plan.positions:
+            if name in plan.dims:
+                number = as_integer(size)
+                if number is None:
+                    raise PlanError(f"{name!r} is {size!r}; the size of a Dim must be an integer.")
+                named[name] = number
+            elif name not in plan.positions:
                 raise PlanError(f"{name!r} is neither a position nor a Dim of this graph; those are "
                                 f"{sorted([*plan.positions, *plan.dims])}.")
         arrays = [as_input(name, value, inputs[name]) for name, value in plan.inputs.items()]
-        sizes = (*(array.shape for array in arrays), *(item for item in given.items() if item[0] not in plan.positions))
+        sizes = (*(array.shape for array in arrays), *named.items())
         found = self._live.get(sizes)
         if found is None:
             if len(self._live) >= MAX_LIVE:
                 self._live.clear()
-            found = self._live[sizes] = self._find_live(arrays, self._bind_sizes(arrays, given))
+            found = self._live[sizes] = self._find_live(arrays, self._bind_sizes(arrays, named))
         return arrays, found
 
     def _find_live(self, arrays: list[np.ndarray], dims: dict[str, int]) -> Live:
@@ -137,13 +145,12 @@ class Graph(Assembly):
         buffer, start, stop = self._spots[resource.key]
         return buffer.words[start:stop]
 
-    def _bind_sizes(self, arrays: list[np.ndarray], given: Mapping[str, Any]) -> dict[str, int]:
+    def _bind_sizes(self, arrays: list[np.ndarray], named: Mapping[str, int]) -> dict[str, int]:
         """Return the live Dims of a run, or raise where the shapes do not fit the declarations."""
         plan = self._plan
         dims: dict[str, int] = {}
-        for name, size in given.items():
-            if name in plan.dims:
-                bind_shape(name, (plan.dims[name],), (int(size),), dims)
+        for name, size in named.items():
+            bind_shape(name, (plan.dims[name],), (size,), dims)
         for array, (name, value) in zip(arrays, plan.inputs.items(), strict=True):
             bind_shape(name, value.shape, array.shape, dims)
         absent = sorted(plan.dims.keys() - dims.keys())
@@ -156,7 +163,7 @@ class Graph(Assembly):
         for name in self._plan.positions:
             if name not in given:
                 raise PlanError(f"position {name!r} is missing. Hint: run(inputs, {name}=...).")
-            value = np.asarray(given[name])
+            value = as_array(given[name], name)
             if value.dtype.kind not in "iu" or value.ndim > 1 or value.size == 0:
                 raise OptionError(f"position {name!r} is {given[name]!r}; it must be an integer, or one for each batch "
                                   "entry.")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..dtypes import numpy_dtype
+from ..dtypes import as_array, numpy_dtype
 from ..errors import CapacityError, DTypeError, PlanError, ShapeError
 from ..graph.values import Dim, Shape, Value, lives
 from ..kernels.three_pass import BLOCK_COLS, BLOCK_ROWS
@@ -36,9 +36,10 @@ def bind_shape(name: str, shape: Shape, given: tuple[int, ...], dims: dict[str, 
 
 def as_input(name: str, value: Value, given: Any) -> np.ndarray:
     """Return an input as an array of the declared dtype, or raise DTypeError; nothing is converted."""
-    array = np.asarray(given)
+    array = given if type(given) is np.ndarray else as_array(given, name)
     if array.dtype != numpy_dtype(value.dtype) and array.dtype.name != value.dtype:  # names are slow
-        raise DTypeError(f"input {name!r} is {array.dtype.name}; it was declared as {value.dtype}.")
+        raise DTypeError(f"input {name!r} is {array.dtype.name}; it was declared as {value.dtype}. "
+                         "Hint: nothing is converted in a run; do it before.")
     return array
 
 

@@ -62,11 +62,13 @@ def with_algorithms(spec: AttentionSpec, info: DeviceInfo, budget_words: int, al
         As `choose`.
     """
     problem, names = spec.problem, []
-    short = short_problem(problem, info.tuned.split_max_rows)
-    if algorithm == "auto" and problem.max_q_len > short.max_q_len and not split.not_supported_reasons(short, info):
+    limit = split.preferred_rows(problem, info)
+    short = short_problem(problem, limit)
+    if (algorithm == "auto" and problem.max_q_len > short.max_q_len and limit >= problem.group_size
+            and not split.not_supported_reasons(short, info)):
         names.append(split.NAME)
     names.append(choose(problem, info, algorithm).NAME)
-    spec = replace(spec, algorithms=tuple(names), short_rows=info.tuned.split_max_rows)
+    spec = replace(spec, algorithms=tuple(names), short_rows=limit)
     room = info.max_storage_buffer_range // 4
     room -= room % ALIGN_WORDS
     scratch: dict[str, int] = {}

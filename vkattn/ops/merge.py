@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ..dtypes import dtype_name
-from ..errors import ShapeError
+from ..dtypes import as_array, dtype_name
+from ..errors import DTypeError, ShapeError
 from ..layout import check_layout
 
 
@@ -52,14 +52,14 @@ def merge_states(
     (2.0, 0.6931)
     """
     layout = check_layout(layout)
-    first, second = np.asarray(out_a), np.asarray(out_b)
-    lses = np.asarray(lse_a, np.float32), np.asarray(lse_b, np.float32)
+    first, second = as_array(out_a, "out_a"), as_array(out_b, "out_b")
+    lses = [_lse(lse, name) for lse, name in ((lse_a, "lse_a"), (lse_b, "lse_b"))]
     dtype_name(first, "out_a")
     rows = first.shape[:3] if layout == "bhsd" else (first.shape[0], *first.shape[2:0:-1])
     if first.ndim != 4 or second.shape != first.shape or any(lse.shape != rows for lse in lses):
         raise ShapeError(f"`out_a` {first.shape}, `out_b` {second.shape}, `lse_a` {lses[0].shape} and `lse_b` "
                          f"{lses[1].shape} do not fit together (layout {layout}).")
-    top = np.maximum(*lses)
+    top: np.ndarray = np.maximum(*lses)
     top = np.where(np.isneginf(top), np.float32(0), top)
     weights = [np.exp(lse - top) for lse in lses]
     total = weights[0] + weights[1]
@@ -70,3 +70,11 @@ def merge_states(
     with np.errstate(divide="ignore"):
         lse = np.where(total > 0, top + np.log(total), -np.inf).astype(np.float32)
     return out.astype(first.dtype), lse
+
+
+def _lse(lse: Any, argument: str) -> np.ndarray:
+    """Return a log-sum-exp as float32, or raise DTypeError if it holds no numbers."""
+    given = as_array(lse, argument)
+    if given.dtype.kind not in "iuf":
+        raise DTypeError(f"`{argument}` is {given.dtype.name}; it must be float32.")
+    return given.astype(np.float32)

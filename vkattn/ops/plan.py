@@ -11,6 +11,7 @@ from types import ModuleType
 
 import numpy as np
 
+from ..cache.move import run_once
 from ..errors import CapacityError
 from ..graph.hazards import segments
 from ..graph.node import Binding, Dispatch
@@ -70,9 +71,7 @@ class PlanKey:
 def clear(device: Device, buffer: Buffer) -> None:
     """Fill a buffer of the device's own memory with zeros, now."""
     push = {"offset": 0, "count": buffer.num_words, "value": 0}
-    recording = device.recording([[Dispatch(variant("fill"), (Binding(buffer),), push, 64)]])
-    recording.run()
-    recording.close()
+    run_once(device, [Dispatch(variant("fill"), (Binding(buffer),), push, 64)])
 
 
 def lse_shape(call: Call) -> tuple[int, int, int]:

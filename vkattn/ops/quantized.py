@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from ..cache.transfer import check_scales, checked_rows
+from ..dtypes import as_array
 from ..errors import OptionError, ShapeError
 from ..formats import QuantisedRows, dequantised
 from ..layout import check_layout, split_shape
-from ..mask import as_integer
+from ..mask import MAX_POSITION, as_integer
 from ..runtime.device import Device, resolve_device
 from ..validate import attention_call
 from .attention import compute
@@ -127,8 +128,11 @@ def quantized_attention(
 def _start(start_pos: Any, batch_size: int, q_len: int, capacity: int, has_mask: bool) -> np.ndarray:
     """Return the position of row 0 of each batch entry, int64 ``[batch_size]``, or raise OptionError."""
     wanted = capacity - q_len if start_pos is None else start_pos
-    given = np.asarray(wanted)
-    if as_integer(wanted) is None and (given.dtype.kind not in "iu" or given.shape != (batch_size,)):
+    number = as_integer(wanted)
+    if number is not None and abs(number) > MAX_POSITION:
+        raise OptionError(f"`start_pos` is {start_pos!r}; it must be within +-{MAX_POSITION}.")
+    given = as_array(wanted, "start_pos")
+    if number is None and (given.dtype.kind not in "iu" or given.shape != (batch_size,)):
         raise OptionError(f"`start_pos` is {start_pos!r}; it must be an integer, or integers of shape ({batch_size},).")
     start = np.empty(batch_size, np.int64)
     start[...] = given

@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 
 from .. import oracle
-from ..dispatch import PRIORITY, is_for
+from ..dispatch import PRIORITY, is_for, is_passed_over
 from ..dtypes import AXIS, numpy_dtype
 from ..errors import VkattnError
 from ..kernels import matrix
@@ -41,7 +41,8 @@ def settle(device: Device, problem: Problem, algorithm: str) -> None:
         undecided = getattr(module, "untested", None)
         while undecided is not None and (kernel := undecided(problem, device.info)) is not None:
             _test(device, kernel)
-        if not module.not_supported_reasons(problem, device.info):
+        if not module.not_supported_reasons(problem, device.info) and not (
+                algorithm == "auto" and is_passed_over(module, problem, device.info)):
             return
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ..dtypes import as_array
 from ..errors import CapacityError, OptionError, ShapeError
 from ..layout import check_layout
 from ..mask import resolve_kv_len
@@ -82,7 +83,8 @@ def sdpa_with_kv_cache(
     if causal == "top_left":
         raise OptionError("`causal` is 'top_left'; with a cache it must be 'bottom_right' or None.")
     token_axis = 2 if check_layout(layout) == "bhsd" else 1
-    key_cache, value_cache = np.array(key_cache), np.array(value_cache)
+    key_cache, value_cache = as_array(key_cache, "key_cache").copy(), as_array(value_cache, "value_cache").copy()
+    key, value = as_array(key, "key"), as_array(value, "value")
     _check_rows(query, key, key_cache, "key", token_axis)
     _check_rows(query, value, value_cache, "value", token_axis)
     batch_size, q_len = key.shape[0], key.shape[token_axis]
@@ -94,12 +96,12 @@ def sdpa_with_kv_cache(
         raise CapacityError(f"{q_len} rows at input_pos {input_pos} need {longest} rows; the cache holds {capacity}.")
 
     for cache, new in ((key_cache, key), (value_cache, value)):
-        by_token, new_by_token = np.moveaxis(cache, token_axis, 1), np.moveaxis(np.asarray(new), token_axis, 1)
+        by_token, new_by_token = np.moveaxis(cache, token_axis, 1), np.moveaxis(new, token_axis, 1)
         for batch in range(batch_size):
             by_token[batch, start[batch] : live[batch]] = new_by_token[batch]
 
     if mask is not None:
-        mask = np.asarray(mask)
+        mask = as_array(mask, "mask")
         if mask.ndim == 0 or mask.shape[-1] < longest:
             raise ShapeError(f"`mask` has shape {mask.shape}; its last dimension must be at least {longest}.")
         mask = mask[..., :longest]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..dtypes import FLOAT_DTYPES, dtype_name
+from ..dtypes import FLOAT_DTYPES, as_array, dtype_name
 from ..errors import OptionError, ShapeError
 from ..layout import check_layout
 from ..mask import positions, resolve_causal, resolve_kv_len, resolve_q_offset, resolve_window, visible
@@ -19,7 +19,7 @@ from ..mask import positions, resolve_causal, resolve_kv_len, resolve_q_offset, 
 def as_bhsd(array: Any, argument: str, layout: str) -> np.ndarray:
     """Return a 4-D array in ``layout`` as float64 ``[batch, heads, tokens, dim]``; every dtype converts exactly."""
     dtype_name(array, argument, (*FLOAT_DTYPES, "float64"))
-    exact = np.asarray(array).astype(np.float64)
+    exact = as_array(array, argument).astype(np.float64)
     if exact.ndim != 4:
         raise ShapeError(f"`{argument}` has shape {exact.shape}; it must have 4 dimensions ({layout}).")
     return exact if layout == "bhsd" else exact.transpose(0, 2, 1, 3)
@@ -46,7 +46,7 @@ def per_head(values: Any, argument: str, num_heads: int) -> np.ndarray | None:
     """Return one number for each query head as float64 ``[num_heads]``, or None."""
     if values is None:
         return None
-    given = np.asarray(values).astype(np.float64)
+    given = as_array(values, argument).astype(np.float64)
     if given.shape != (num_heads,):
         raise ShapeError(f"`{argument}` has shape {given.shape}; it must be ({num_heads},), one per query head.")
     if np.isnan(given).any() or np.isposinf(given).any():
@@ -100,7 +100,7 @@ class Problem:
         self.visible = visible(
             self.q_len, self.num_keys, q_offset=q_offset, kv_len=kv_len, causal=causal, window=window
         )
-        self.mask = None if mask is None else self._broadcast_mask(np.asarray(mask))
+        self.mask = None if mask is None else self._broadcast_mask(as_array(mask, "mask"))
 
     def _broadcast_mask(self, mask: np.ndarray) -> np.ndarray:
         """Return the mask, rank 0 to 4, as a view of shape ``[batch, num_heads, q_len, num_keys]``."""

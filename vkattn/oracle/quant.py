@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ..dtypes import as_array
 from ..errors import OptionError, ShapeError
 
 #: Elements of a block of q8_0 and q4_0, and the largest float16, at which a block's scale stays.
@@ -53,7 +54,7 @@ def quantize(rows: Any, dtype: str) -> tuple[np.ndarray, np.ndarray, np.ndarray 
     >>> codes.tolist(), zero_point.tolist()
     ([[-128, -26, 127]], [-26])
     """
-    given = np.asarray(rows).astype(np.float32)
+    given = as_array(rows, "rows").astype(np.float32)
     if given.ndim == 0:
         raise ShapeError("`rows` is a single number; it must have at least one dimension.")
     if dtype == "int8":
@@ -102,7 +103,7 @@ def dequantize(codes: Any, scale: Any, zero_point: Any = None) -> np.ndarray:
     >>> dequantize(np.array([[-128, -26, 127]], np.int8), np.array([0.01]), np.array([-26], np.int8)).tolist()
     [[-1.02, 0.0, 1.53]]
     """
-    numbers, factor = np.asarray(codes).astype(np.float64), np.asarray(scale).astype(np.float64)
+    numbers, factor = (as_array(array, name).astype(np.float64) for array, name in ((codes, "codes"), (scale, "scale")))
     if zero_point is not None:
-        return (numbers - np.asarray(zero_point).astype(np.float64)[..., None]) * factor[..., None]
+        return (numbers - as_array(zero_point, "zero_point").astype(np.float64)[..., None]) * factor[..., None]
     return numbers * np.repeat(factor, BLOCK, axis=-1)[..., : numbers.shape[-1]]

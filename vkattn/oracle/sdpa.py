@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ..dtypes import as_array
 from ..errors import OptionError, ShapeError
 from .attention import attention
 
@@ -68,7 +69,8 @@ def scaled_dot_product_attention(
         raise OptionError(f"`dropout_p` is {dropout_p!r}; it must be 0.")
     if attn_mask is not None and is_causal:
         raise OptionError("`attn_mask` and `is_causal` are both given; they exclude each other.")
-    q, k, v = (np.asarray(array) for array in (query, key, value))
+    q, k, v = (as_array(array, name) for array, name in ((query, "query"), (key, "key"), (value, "value")))
+    mask = None if attn_mask is None else as_array(attn_mask, "attn_mask")
     if min(q.ndim, k.ndim, v.ndim) < 2:
         raise ShapeError(f"`query` {q.shape}, `key` {k.shape} and `value` {v.shape} must have at least 2 dimensions.")
     if enable_gqa:
@@ -76,7 +78,7 @@ def scaled_dot_product_attention(
     try:
         leading = np.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
         q, k, v = (_one_head(array, leading) for array in (q, k, v))
-        mask = None if attn_mask is None else _one_head(np.asarray(attn_mask), leading, q.shape[2], k.shape[2])
+        mask = None if mask is None else _one_head(mask, leading, q.shape[2], k.shape[2])
     except ValueError as error:
         raise ShapeError(f"the shapes do not broadcast: {error}") from error
     out: np.ndarray = attention(q, k, v, mask=mask, causal="top_left" if is_causal else None, scale=scale)

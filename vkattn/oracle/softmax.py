@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ..dtypes import as_array
 from ..errors import ShapeError
 from ..layout import check_layout
 from .problem import as_bhsd, check_heads, from_bhsd, kv_head, per_head
@@ -49,7 +50,7 @@ def softmax(scores: Any, sinks: Any = None, *, return_lse: bool = False) -> Any:
     >>> oracle.softmax(np.zeros((1, 1, 2, 4))).shape
     (1, 1, 2, 4)
     """
-    score = np.asarray(scores, np.float64)
+    score = as_array(scores, "scores").astype(np.float64)
     if score.ndim != 4:
         raise ShapeError(f"`scores` has shape {score.shape}; it must have 4 dimensions.")
     sink = per_head(sinks, "sinks", score.shape[1])
@@ -96,7 +97,7 @@ def attn_output(probs: Any, value: Any, *, layout: str = "bhsd") -> np.ndarray:
     >>> oracle.attn_output(np.ones((1, 4, 2, 3)) / 3, np.ones((1, 2, 3, 8))).shape
     (1, 4, 2, 8)
     """
-    prob = np.asarray(probs, np.float64)
+    prob = as_array(probs, "probs").astype(np.float64)
     v = as_bhsd(value, "value", check_layout(layout))
     if prob.ndim != 4 or v.shape[0] != prob.shape[0] or v.shape[2] != prob.shape[3]:
         raise ShapeError(f"`probs` {prob.shape} and `value` {v.shape} (b, h, s, d) do not fit together.")
@@ -156,7 +157,7 @@ def merge_states(
     ((1, 2, 3, 8), (1, 2, 3))
     """
     parts = [as_bhsd(out, "out", check_layout(layout)) for out in (out_a, out_b)]
-    lses = [np.asarray(lse).astype(np.float64) for lse in (lse_a, lse_b)]
+    lses = [as_array(lse, "lse").astype(np.float64) for lse in (lse_a, lse_b)]
     if parts[0].shape != parts[1].shape or any(lse.shape != parts[0].shape[:3] for lse in lses):
         shapes = ", ".join(str(array.shape) for array in (*parts, *lses))
         raise ShapeError(f"outputs (b, h, s, d) and lses (b, h, s) have shapes {shapes}; they do not fit together.")

@@ -31,10 +31,12 @@ def check_allocation(info: DeviceInfo, name: str, size_bytes: int, used_bytes: i
     heap = info.device_local_bytes
     if heap and used_bytes + size_bytes > heap:
         raise CapacityError(f"buffer `{name}` needs {size_bytes} bytes and {used_bytes} are in use; "
-                            f'the largest heap of "{info.name}" holds {heap} bytes.')
+                            f'the largest heap of "{info.name}" holds {heap} bytes. '
+                            "Hint: close caches and graphs that are done with, or split the problem.")
     if used_count + 2 > info.max_memory_allocation_count:
         raise CapacityError(f"buffer `{name}` would be allocation {used_count + 1}; "
-                            f'"{info.name}" allows {info.max_memory_allocation_count}.')
+                            f'"{info.name}" allows {info.max_memory_allocation_count}. '
+                            "Hint: close caches and graphs that are done with.")
 
 
 class Buffer:

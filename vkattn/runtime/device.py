@@ -18,6 +18,7 @@ from ..caps.tuning import tuning_for
 from ..errors import ClosedError, DeviceError, OptionError
 from ..graph.node import Dispatch
 from ..lru import BoundedPlans
+from ..mask import as_integer
 from . import kompute
 from .buffer import Buffer, Kind
 from .pipeline import Pipelines
@@ -63,11 +64,12 @@ class Device:
 
     def __init__(self, select: int | str | None = None, *, score_budget_bytes: int = DEFAULT_SCORE_BUDGET_BYTES,
                  boundary: str | None = None) -> None:
-        boundary = boundary or os.environ.get("VKATTN_BOUNDARY") or "coherent"
-        if boundary not in BOUNDARIES:
+        if boundary is None:
+            boundary = os.environ.get("VKATTN_BOUNDARY") or "coherent"
+        if not isinstance(boundary, str) or boundary not in BOUNDARIES:
             raise OptionError(f"`boundary` is {boundary!r}; supported: {', '.join(map(repr, BOUNDARIES))}.")
-        if score_budget_bytes < 1:
-            raise OptionError(f"`score_budget_bytes` is {score_budget_bytes}; it must be positive.")
+        if (as_integer(score_budget_bytes) or 0) < 1:
+            raise OptionError(f"`score_budget_bytes` is {score_budget_bytes!r}; it must be an integer of at least 1.")
         self.boundary = boundary
         self.score_budget_bytes = int(score_budget_bytes)
         _refuse_after_fork()

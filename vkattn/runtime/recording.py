@@ -20,6 +20,7 @@ from ..graph.node import Binding, Dispatch
 from ..kernels.manifest import variant
 from ..kernels.params import COUNT_IS_PUSHED
 from .pipeline import Pipelines
+from .ticks import check_timestamps, spans_ns
 
 if TYPE_CHECKING:
     from .device import Device
@@ -145,20 +146,24 @@ class Recording:
                                   "Hint: open a new Device; results of this run are void.")
 
     def timings(self) -> list[tuple[str, float]]:
-        """Run once with timestamps and return (variant name, nanoseconds on the device) of each dispatch in order."""
+        """Run once with timestamps and return (variant name, nanoseconds on the device) of each dispatch in order.
+
+        DeviceError if the device has no timestamps.
+        """
         result = []
         for ticks, labels in self._run_timed():
-            spans = np.diff(ticks).astype(np.float64) * self.device.info.timestamp_period_ns
+            spans = spans_ns(ticks, self.device.info)
             result += [(label, float(span)) for label, span in zip(labels, spans, strict=True) if label]
         return result
 
     def elapsed_ns(self) -> float:
         """Run once with timestamps; return the nanoseconds from each submission's first to its last, boundaries too."""
-        return sum(float(ticks[-1] - ticks[0]) for ticks, _ in self._run_timed()) * self.device.info.timestamp_period_ns
+        return sum(float(spans_ns(ticks, self.device.info).sum()) for ticks, _ in self._run_timed())
 
     def _run_timed(self) -> list[tuple[np.ndarray, list[str | None]]]:
         """Run once with timestamps; return each submission's ticks, and what lies between two of them."""
         self._checked()
+        check_timestamps(self.device.info)
         if not self._timed:
             timed = []
             for group in self._grouped():

@@ -94,7 +94,8 @@ def test_rows_of_another_dtype_take_two_dispatches(own_device: Device, rng: np.r
     builder.output("out", builder.sdpa_with_kv_cache(query, *rows, builder.kv_cache("cache", cache=cache),
                                                      builder.position("at")))
     graph = builder.build()
-    assert next(dispatch.variant.kernel for dispatch in graph._longest.dispatches) == "kv_append"
+    kernels = [dispatch.variant.kernel for dispatch in graph._longest.dispatches]
+    assert next(kernel for kernel in kernels if kernel != "copy") == "kv_append"  # some devices copy inputs first
     arrays = {name: rng.standard_normal((1, 1, heads, 8)).astype(numpy_dtype(dtype))
               for name, heads, dtype in (("query", 4, "float16"), ("key", 2, "float32"), ("value", 2, "float32"))}
     out = graph.run(arrays, at=0)["out"]

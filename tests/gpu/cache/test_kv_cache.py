@@ -203,6 +203,9 @@ def test_truncate_and_reset_forget_without_moving(device: Device, rng: np.random
         cache.update(*rows, start, layer)
         model.update(*rows, start, layer)
     before = raw_words(cache)
+    for beyond in (np.uint64(2**63), [10**9, 9]):
+        cache.truncate(beyond)
+        assert_holds(cache, model)
     for keep in (5, [4, 4], np.int64(4), [2, 3], 9, 0):
         cache.truncate(keep)
         model.lengths = np.minimum(model.lengths, keep)

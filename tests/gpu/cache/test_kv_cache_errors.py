@@ -187,3 +187,23 @@ def test_a_cache_of_a_closed_device_is_refused(device: Device) -> None:
         with pytest.raises(ClosedError, match=r"the device .* was used after close\(\)"):
             use(cache)
     cache.close()
+
+
+@pytest.mark.parametrize("room", [1, 2, 3])
+def test_too_few_allocations_leave_nothing_behind(device: Device, room: int) -> None:
+    """Appending takes three buffers and a recording's, reading two and that: if one is refused, the rest is freed."""
+    new = rows(batch=1, heads=1)
+    with Device(device.info.index) as own:
+        cache = KVCache(1, 1, 4, 4, dtype="float32", device=own)
+        cache.update(new, new, 0)
+        cache.plans.clear()
+        info, before = own.info, own.allocation_count
+        own.info = replace(info, max_memory_allocation_count=before + room + 1)
+        calls: list[Callable[[], object]] = [lambda: cache.update(new, new, 2), cache.read]
+        for call in calls if room < 3 else calls[:1]:
+            with pytest.raises(CapacityError, match="would be allocation"):
+                call()
+            assert own.allocation_count == before
+        own.info = info
+        cache.update(new, new, 2)
+        np.testing.assert_array_equal(cache.read()[0], rows(4, batch=1, heads=1))

@@ -215,6 +215,24 @@ def test_what_a_format_cannot_hold_is_refused_on_the_host(device: Device, rng: n
         np.testing.assert_array_equal(now, then)
 
 
+@pytest.mark.parametrize(("dtype", "bad"), [("int8", np.nan), ("q8_0", 8.4e6), ("q4_0", -np.inf)])
+def test_constants_that_a_format_cannot_hold_are_refused_when_they_are_appended(device: Device, dtype: str,
+                                                                                bad: float) -> None:
+    cache = KVCache(1, 2, 6, 20, dtype="float16" if bad == 8.4e6 else dtype, value_dtype=dtype, device=device)
+    good, spoilt = np.ones((1, 1, 2, 20), np.float32), np.ones((1, 1, 2, 20), np.float32)
+    spoilt[0, 0, 1, 7] = bad
+    builder = GraphBuilder(device)
+    query, fine, wrong = (builder.constant(name, array) for name, array in
+                          (("query", good), ("fine", good), ("wrong", spoilt)))
+    tokens, at = builder.kv_cache("cache", cache=cache), builder.position("at")
+    refusal = rf"node: `value` holds .*; rows of an {dtype} cache must be finite"
+    with pytest.raises(OptionError, match=refusal):
+        builder.kv_append(tokens, fine, wrong, at, name="node")
+    with pytest.raises(OptionError, match=refusal):
+        builder.sdpa_with_kv_cache(query, fine, wrong, tokens, at, name="node")
+    assert cache.lengths.tolist() == [[0]]
+
+
 @pytest.mark.parametrize("dtype", QUANTISED)
 def test_what_is_not_finite_on_the_device_spoils_its_row_or_block_alone(
     device: Device, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:

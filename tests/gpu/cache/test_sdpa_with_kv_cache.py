@@ -11,6 +11,7 @@ import vkattn
 from tests.caches import Session, assert_holds, small_buffers
 from vkattn import KVCache
 from vkattn.errors import NoKernelError, OptionError
+from vkattn.kernels import fused
 from vkattn.lru import MAX_PLANS
 from vkattn.runtime.device import Device
 
@@ -225,9 +226,28 @@ def test_an_algorithm_can_be_named(device: Device, rng: np.random.Generator, alg
 
 
 def test_an_algorithm_that_does_not_fit_writes_nothing(device: Device, rng: np.random.Generator) -> None:
-    made = session(device, rng, heads=(9, 1), capacity=12)
-    with pytest.raises(NoKernelError, match="at most 64"):
+    made = session(device, rng, heads=(33, 1), capacity=12)
+    with pytest.raises(NoKernelError, match="264 query rows to a KV head; at most 256"):
         vkattn.sdpa_with_kv_cache(*made.arrays(8), made.cache, 0, algorithm="split")
     with pytest.raises(OptionError, match="algorithm"):
         vkattn.sdpa_with_kv_cache(*made.arrays(1), made.cache, 0, algorithm="fast")
     assert made.cache.lengths.max() == 0
+
+
+def test_a_change_of_the_allowed_tiers_makes_another_plan(device: Device, rng: np.random.Generator,
+                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    made = session(device, rng, batch=1, capacity=12)
+    chosen = []
+    for start, tiers in enumerate(("base", "base,subgroup", "base", "base,subgroup")):
+        monkeypatch.setenv("VKATTN_TIERS", tiers)
+        query, key, value = arrays = made.arrays(1)
+        out, lse = vkattn.sdpa_with_kv_cache(*arrays, made.cache, start, return_lse=True, algorithm="fused")
+        made.model.update(key, value, start)
+        made.compare(out, lse, query, start)
+        plan = made.cache.plans.values()[-1]  # the one that was used last
+        chosen.append([dispatch.variant.name for dispatch in plan.recording.dispatches])
+    assert not any("subgroup" in name for name in chosen[0])
+    shares = device.info.tuned.fused_subgroups and device.info.subgroup_size >= fused.SUBGROUP_LANES
+    assert any("subgroup" in name for name in chosen[1]) == shares
+    assert chosen[2:] == chosen[:2]
+    assert len(made.cache.plans) == 2

@@ -157,7 +157,7 @@ def test_what_it_does_not_compute_is_refused_with_the_reason(device: Device, nam
     single, half = np.ones((1, 1, 9, 16), np.float32), np.ones((1, 1, 9, 257), np.float16)
     with pytest.raises(NoKernelError, match=f"{name}: query, key and value are float32"):
         vkattn.attention(single, single, single, algorithm=name, device=device)
-    with pytest.raises(NoKernelError, match=f"{name}: head_dim 257; at most 256; value_dim 257"):
+    with pytest.raises(NoKernelError, match=f"{name}: head_dim 257; it must be 16 to 256; value_dim 257"):
         vkattn.attention(half, half, half, algorithm=name, device=device)
 
 

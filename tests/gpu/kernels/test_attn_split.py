@@ -1,4 +1,4 @@
-"""The split kernels: with and without subgroup shuffles, any number of splits, counters ready for the next run."""
+"""The split kernels: without and with subgroup shuffles, any number of splits, counters ready for the next run."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ SIZES = [(1, 3, 1, 1, 70, 8, 8), (2, 6, 2, 2, 333, 64, 64), (1, 8, 1, 8, 257, 12
          (1, 14, 2, 3, 513, 80, 129), (3, 4, 4, 1, 31, 256, 256)]
 
 
-@pytest.fixture(scope="module", params=["plain", "subgroup"])
+@pytest.fixture(scope="module", params=["plain", "subgroup", "lanes"])
 def own_device(request: pytest.FixtureRequest, device: Device) -> Iterator[Device]:
-    """A device whose split kernels are those without, or those with, subgroup shuffles (where a row fits them).
+    """A device whose split kernels are those without subgroup shuffles, for GPUs, or for CPUs (where rows fit).
 
     Its plans are roomy, so that each kernel is compiled once for all tests.
     """
@@ -31,7 +31,7 @@ def own_device(request: pytest.FixtureRequest, device: Device) -> Iterator[Devic
         if request.param == "plain":
             patch.setenv("VKATTN_TIERS", "base")
         with Device(device.info.index) as opened:
-            opened.info = with_tuning(opened.info, split_subgroups=True)
+            opened.info = with_tuning(opened.info, split_subgroups=request.param == "subgroup", split_lanes=True)
             yield opened
 
 

@@ -182,3 +182,17 @@ def test_the_report_adds_up(device: Device) -> None:
         assert 0 <= first <= last < report.num_dispatches
     assert "staging" in str(report)
     assert report.as_dict()["scratch_bytes"] == report.scratch_bytes
+
+
+@pytest.mark.parametrize("tiers", [("base", "base,subgroup"), ("base,subgroup", "base")])
+@pytest.mark.parametrize("algorithm", ["split", "fused"])
+def test_a_graph_keeps_to_the_tiers_that_it_was_built_under(
+    device: Device, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, tiers: tuple[str, str], algorithm: str
+) -> None:
+    """Tiles of the kernels of one tier have other sizes than those of another."""
+    monkeypatch.setenv("VKATTN_TIERS", tiers[0])
+    tokens = {"split": 10, "fused": 130}[algorithm]
+    made = Decoder(device, (6, 2, 16), 2 * tokens, tokens, algorithm=algorithm)
+    monkeypatch.setenv("VKATTN_TIERS", tiers[1])
+    made.step(made.arrays(rng, tokens), 0)
+    made.step(made.arrays(rng, tokens - 1), tokens)

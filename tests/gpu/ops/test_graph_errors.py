@@ -13,6 +13,7 @@ from vkattn.errors import CapacityError, DTypeError, OptionError, PlanError, Sha
 from vkattn.runtime.device import Device
 
 N = Dim("n", max=6)
+SPIRV = b"\x03\x02\x23\x07"
 
 
 class Declared:
@@ -144,15 +145,27 @@ NODE: dict[str, Case] = {
                               "^my_node: `query` is scores .*, a score matrix, which only the passes after it read"),
     "no spir-v": (lambda d: d.builder.kernel("my_node", b"not spir-v..", [d.q], {}), PlanError,
                   r"^my_node: `spirv` is not a SPIR-V module \(its size is 12 bytes\)"),
-    "kernel push": (lambda d: d.builder.kernel("my_node", b"\x03\x02\x23\x07", [d.q], {}, push={"base_1": 1}),
+    "kernel push": (lambda d: d.builder.kernel("my_node", SPIRV, [d.q], {}, push={"base_1": 1}),
                     PlanError, r"^my_node: `push` holds \['base_1'\]"),
-    "kernel dims": (lambda d: d.builder.kernel("my_node", b"\x03\x02\x23\x07", [d.q], {}, dims=(Dim("n", max=5),)),
+    "kernel push of a float": (lambda d: d.builder.kernel("my_node", SPIRV, [d.q], {}, push={"bias": 0.5}), PlanError,
+                               r"^my_node: `push` gives 'bias' as 0\.5; a word is an .* Hint: int\(np\.float32"),
+    "kernel push of a negative": (lambda d: d.builder.kernel("my_node", SPIRV, [d.q], {}, push={"bias": -1}), PlanError,
+                                  "^my_node: `push` gives 'bias' as -1"),
+    "kernel groups": (lambda d: d.builder.kernel("my_node", SPIRV, [d.q], {}, groups=0), PlanError,
+                      "^my_node: `groups` is 0; it must be an integer of at least 1"),
+    "kernel file": (lambda d: d.builder.kernel("my_node", "no such file.spv", [d.q], {}), PlanError,
+                    "^my_node: `spirv` cannot be read: .*no such file.spv"),
+    "kernel shape of one size": (lambda d: d.builder.kernel("my_node", SPIRV, [d.q], {"out": (3, "float32")}),
+                                 ShapeError, "^my_node: `shape` is 3; it must be a sequence of sizes"),
+    "kernel dims of one size": (lambda d: d.builder.kernel("my_node", SPIRV, [d.q], {}, dims=N), ShapeError,
+                                "^my_node: `dims` is Dim.*; it must be a sequence of sizes"),
+    "kernel dims": (lambda d: d.builder.kernel("my_node", SPIRV, [d.q], {}, dims=(Dim("n", max=5),)),
                     PlanError, "^my_node: there are two Dims called 'n', with max 6 and 5"),
-    "kernel size": (lambda d: d.builder.kernel("my_node", b"\x03\x02\x23\x07", [d.q], {}, dims=("n",)), ShapeError,
+    "kernel size": (lambda d: d.builder.kernel("my_node", SPIRV, [d.q], {}, dims=("n",)), ShapeError,
                     "^my_node: 'n' is not a size"),
-    "kernel shape": (lambda d: d.builder.kernel("my_node", b"\x03\x02\x23\x07", [d.q], {"out": ((0, 3), "float32")}),
+    "kernel shape": (lambda d: d.builder.kernel("my_node", SPIRV, [d.q], {"out": ((0, 3), "float32")}),
                      ShapeError, r"^my_node has shape \(0, 3\)"),
-    "kernel dtype": (lambda d: d.builder.kernel("my_node", b"\x03\x02\x23\x07", [d.q], {"out": ((3,), "int8")}),
+    "kernel dtype": (lambda d: d.builder.kernel("my_node", SPIRV, [d.q], {"out": ((3,), "int8")}),
                      DTypeError, "^my_node is 'int8'; supported: float32, float16, bfloat16, bool"),
     "node name taken": (lambda d: d.builder.attention(d.q, d.k, d.k, name="scores"), PlanError,
                         "a node is called 'scores', and so is something else in this graph"),

@@ -47,7 +47,9 @@ def test_the_output_of_a_layer_is_the_query_of_the_next(device: Device, rng: np.
     graph = layers(device, cache, 9)
     for tokens, start in ((9, 0), (1, 9), (1, 10), (7, 11), (9, 2)):
         run_layers(graph, session, tokens, start)
-    assert graph.report().num_segments >= 8, "each layer reads what its append and the layer before wrote"
+    appends = sum(dispatch.variant.kernel == "kv_append" for dispatch in graph._longest.dispatches)
+    assert appends in (0, 4), "of each layer by itself, or inside its attention"
+    assert graph.report().num_segments >= 4 + appends, "each layer reads what its append and the layer before wrote"
 
 
 def test_prefill_and_decode_graphs_share_a_cache(device: Device, rng: np.random.Generator) -> None:

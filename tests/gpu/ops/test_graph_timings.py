@@ -34,9 +34,12 @@ def test_timings_name_nodes_and_change_nothing(device: vkattn.Device, rng: np.ra
     assert {span.node for span in timings} >= {"first", "second", "output first_out"}
     for node in ("first", "second"):
         kernels = [span.variant for span in timings if span.node == node]
-        assert kernels[0] == "kv_append_f32_f16"
-        assert all(name.startswith("attn_") for name in kernels[1:])
-        assert len(kernels) > 1
+        if kernels[0].startswith("attn_split_subgroup"):  # where it is preferred it appends too
+            assert len(kernels) == 1
+        else:
+            assert kernels[0] == "kv_append_f32_f16"
+            assert len(kernels) > 1
+            assert all(name.startswith("attn_") for name in kernels[1:])
     assert [span.variant for span in timings if span.node == "output first_out"] == ["copy"]
     assert all(0 < span.nanoseconds < 60e9 for span in timings)
     assert json.loads(json.dumps(timings.as_dict()))["total_ns"] == timings.total_ns

@@ -5,7 +5,8 @@ hand. The thread is in the docstring. Cases of the same kind that are elsewhere:
 
 - GQA groups 5, 6, 7 and 20 wrong or refused; heads shared by ``h % kv_heads``: test_attention.py (any_group_size,
   group_heads_are_consecutive). Value size differs from head size (pytorch#176767): value_dim_may_differ.
-- A mask of more than 2^31 elements (mlx#2894): unit/test_plan.py. 70000 heads (xpu-ops#5224): many_heads_and_batches.
+- A mask of more than 2^31 elements (mlx#2894): unit/test_plan.py. 70000 heads (xpu-ops#5224):
+  test_attention_algorithms.py (many_heads_and_batches).
 - Dot products beyond float16 (llama.cpp#18606), 70000 equal weights: half_dot_products_beyond..., equal_weights_....
 - Kernels that assume a subgroup size (ggml#1619), or need shuffles (llama.cpp#19881): the property tests and
   test_races.py force every kernel that the device can run. A tile loaded again too early (llama.cpp#26434):

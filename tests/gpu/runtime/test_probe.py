@@ -54,7 +54,7 @@ def test_limits_are_at_least_what_vulkan_promises(info: DeviceInfo) -> None:
     assert info.max_shared_memory_bytes >= 16384
     assert info.max_push_constants_bytes >= 128
     assert info.timestamp_period_ns > 0
-    assert 36 <= info.timestamp_valid_bits <= 64
+    assert info.timestamp_valid_bits == 0 or 36 <= info.timestamp_valid_bits <= 64
     assert info.subgroup_size >= 1
     assert "basic" in info.subgroup_operations
     assert info.device_local_bytes > 0
