@@ -1,5 +1,6 @@
 // Purpose   attention in one dispatch on matrix units, for prefill: operands in half precision, sums in float32
-// Maths     s_j = masked score (include/score.glsl) in base 2;  m' = max(m, max_j s_j);  p_j = 2^(s_j-m'+12)
+// Maths     s_j = masked score (include/score.glsl) in base 2;  m' = max(m, max_j s_j), or in registers m as long as no
+//           s_j > m + 3, and a whole number above the scores otherwise;  p_j = 2^(s_j-m'+12)
 //           l' = l 2^(m-m') + sum_j p_j;  acc' = acc 2^(m-m') + sum_j half(p_j) v_j, a tile of keys at a time
 //           out = acc / l;  lse = (m - 12) ln 2 + ln l. In bfloat16, p_j goes in as two parts, the second what rounding
 //           the first left. A row with nothing to attend gives 0 and lse = minus infinity (or the sink); one with a

@@ -33,7 +33,7 @@ layout(set = 0, binding = 6) coherent writeonly buffer Lse { float lse[]; };
 #include "prefill.glsl"
 
 const float LOG2_E = 1.44269504, LN_2 = 0.693147181;
-// Weights are at most 2^HEADROOM, not 1: in float16 those down to 2^-36 of the largest then keep some bits.
+// The maximum has weight 2^HEADROOM, not 1: in float16 weights down to 2^-36 of the largest then keep some bits.
 const float HEADROOM = 12.0;
 // The maximum that weights are relative to rises only where a score is beyond it by more than SLACK, so that sums are
 // shrunk rarely. 2^(HEADROOM + SLACK) is a float16 still.
