@@ -5,10 +5,9 @@
 #if defined(QUERY_ANY)
 #include "formats.glsl"
 vec4 read_query(uint at) {
-    uint format = query_format();
-    if (format == FORMAT_F32)
-        return from_f32(uvec4(query[4u * at], query[4u * at + 1u], query[4u * at + 2u], query[4u * at + 3u]));
-    uvec2 words = uvec2(query[2u * at], query[2u * at + 1u]);
+    uint format = query_format(), from = (format == FORMAT_F32 ? 4u : 2u) * at;
+    uvec2 words = uvec2(query[from], query[from + 1u]);  // all dtypes share them: loads are a lot of code in a CPU
+    if (format == FORMAT_F32) return from_f32(uvec4(words, query[from + 2u], query[from + 3u]));
     if (format == FORMAT_F16) return from_f16(words);
     return from_bf16(words);
 }

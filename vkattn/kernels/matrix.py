@@ -138,7 +138,9 @@ def reasons_of(problem: Problem, info: DeviceInfo, fitting: list[Variant]) -> li
     if kernel is not None:
         return loop_reasons(kernel, problem, info)
     if not fitting:
-        return [f"no variant is compiled for subgroups of {info.subgroup_size} invocations and {problem.query_dtype}"]
+        widest = max(problem.head_dim, problem.value_dim)
+        return [f"no variant is compiled for subgroups of {info.subgroup_size} invocations and {problem.query_dtype} "
+                f"in rows of {widest}"]
     reasons: list[str] = []
     for candidate in fitting:
         found = static_reasons(candidate, info) or [f"{candidate.name}: {use_reasons(candidate, info)[0]}"]
