@@ -50,7 +50,7 @@ SIDES: dict[str, frozenset[str]] = {
 #: Side -> the modules that may import it. Tests and benchmarks may too; they are not checked.
 SIDE_USERS: dict[str, frozenset[str]] = {
     "caps.probe": frozenset({"__init__", "runtime.device", "info"}),
-    "oracle": frozenset({"__init__", "oracle", "ops.selftest", "check", "demo", "bench"}),
+    "oracle": frozenset({"__init__", "oracle", "ops.selftest", "ops.selftest_split", "check", "demo", "bench"}),
 }
 
 #: Foreign package -> the only modules or packages that may import it.

@@ -1,5 +1,6 @@
 // Purpose   attention in one dispatch on matrix units, for prefill: operands in half precision, sums in float32
-// Maths     s_j = masked score (include/score.glsl) in base 2;  m' = max(m, max_j s_j);  p_j = 2^(s_j-m'+12)
+// Maths     s_j = masked score (include/score.glsl) in base 2;  m' = max(m, max_j s_j), or in registers m as long as no
+//           s_j > m + 3, and a whole number above the scores otherwise;  p_j = 2^(s_j-m'+12)
 //           l' = l 2^(m-m') + sum_j p_j;  acc' = acc 2^(m-m') + sum_j half(p_j) v_j, a tile of keys at a time
 //           out = acc / l;  lse = (m - 12) ln 2 + ln l. In bfloat16, p_j goes in as two parts, the second what rounding
 //           the first left. A row with nothing to attend gives 0 and lse = minus infinity (or the sink); one with a
@@ -8,7 +9,7 @@
 //           broadcast to [B, H, L, S]  5 out [B, H, L, Ev]  6 lse [B, H, L] float32, rows padded to 4 with 0, written
 //           if FLAG_LSE is set. Strides are in params
 // Grid      any number of workgroups of 4 or 8 subgroups; each takes BLOCK_ROWS rows after another, the rows that see
-//           most keys first. A subgroup has EDGE x ROW_TILES rows: their queries and sums are matrices in registers.
+//           most keys first. A subgroup has EDGE rows: their queries, scores and sums are matrices in registers.
 //           Tiles of keys and values are staged for all; include/coopmat_main.glsl says what overlaps
 // Push      params_base (words); chunk (of tiles_per_chunk row tiles); query_base, key_base, value_base (vecs);
 //           mask_base (words); out_base (vecs); lse_base (words)
@@ -51,14 +52,10 @@
 #endif
 #if defined(ROWS_QUAD)
 #define SUBGROUPS 8u
-#if defined(WIDTH_D64)
-#define BLOCK_KEYS 64u
-#elif defined(WIDTH_D256)
+#if defined(WIDTH_D256)
 #define BLOCK_KEYS 16u
-#elif defined(DTYPE_BF16)
-#define BLOCK_KEYS 32u  // weights in two parts take more registers
 #else
-#define BLOCK_KEYS 48u
+#define BLOCK_KEYS 64u
 #endif
 #else
 #define SUBGROUPS 4u
@@ -68,9 +65,8 @@
 #define BLOCK_KEYS 16u
 #endif
 #endif
-#define ROW_TILES 1u
 #define THREADS (SUBGROUPS * LANES)
-#define BLOCK_ROWS (SUBGROUPS * EDGE * ROW_TILES)
+#define BLOCK_ROWS (SUBGROUPS * EDGE)
 layout(local_size_x = THREADS) in;
 #include "coopmat.glsl"
 #if defined(ROWS_QUAD)

@@ -2,7 +2,7 @@
 //           elements, and accumulators that become operands, so that scores stay in registers whatever their order
 // Maths     as attn_coopmat
 // Bindings  as attn_coopmat
-// Grid      as attn_coopmat: workgroups of 4 or 8 subgroups, each with EDGE x ROW_TILES rows
+// Grid      as attn_coopmat: workgroups of 4 or 8 subgroups, each with EDGE rows
 // Push      as attn_coopmat
 // Bounds    as attn_coopmat
 // Requires  matrices of EDGE x EDGE x EDGE at subgroup scope and subgroups of LANES; reductions, conversions and
@@ -32,25 +32,16 @@
 #define WIDTH 64u
 #elif defined(WIDTH_D128)
 #define WIDTH 128u
-#elif defined(WIDTH_D256)
-#define WIDTH 256u
 #endif
 #if defined(LANES_L8)
 #define SUBGROUPS 4u
 #define BLOCK_KEYS 16u
-#elif defined(WIDTH_D256)
-#define SUBGROUPS 8u
-#define BLOCK_KEYS 16u
-#elif defined(WIDTH_D128) && defined(DTYPE_BF16)
-#define SUBGROUPS 8u
-#define BLOCK_KEYS 32u  // weights in two parts take more registers
 #else
 #define SUBGROUPS 8u
 #define BLOCK_KEYS 64u
 #endif
-#define ROW_TILES 1u
 #define THREADS (SUBGROUPS * LANES)
-#define BLOCK_ROWS (SUBGROUPS * EDGE * ROW_TILES)
+#define BLOCK_ROWS (SUBGROUPS * EDGE)
 layout(local_size_x = THREADS) in;
 #include "coopmat.glsl"
 #include "weigh_reduce.glsl"

@@ -6,50 +6,57 @@
 // Bindings  0 params  1 query [B, H, L, D]  2 key [B, Hkv, S, D]  3 value [B, Hkv, S, Ev]  4 mask, broadcast to
 //           [B, H, L, S]  5 out [B, H, L, Ev]  6 lse [B, H, L] float32, rows padded to 4 with 0, written if FLAG_LSE is
 //           set. Strides are in params. Keys and values of any format (vkattn/formats.py)
-// Grid      any number of workgroups; each takes 64 rows x 64 (w64) or 128 (w128) elements of value_dim after another,
-//           the rows that see most keys first. large: 256 invocations, 16 x 16 for scores, 4 rows x 4 keys each, 4 to a
-//           row for the softmax, 16 x 16 for the output, 4 rows x 1 or 2 vecs each. small: 128 invocations, 8 x 16 for
-//           scores, 2 to a row, 16 x 8 for the output. What is staged next is read while what is staged now is used
+// Grid      any number of workgroups; each takes BLOCK_ROWS rows x 64 (w64) or 128 (w128) elements of value_dim after
+//           another, the rows that see most keys first. Invocations have 8 rows x 4 keys of the scores, half a row of
+//           the softmax, and 8 rows x 1 or 2 vecs of the output. tall: 256 for 128 rows. large: 128 for 64 rows. small:
+//           128 for 64 rows and half as many keys, 4 rows x 4 keys, 8 rows x 1 vec. What is staged next is read while
+//           what is staged now is used
 // Push      params_base (words); chunk (of tiles_per_chunk row tiles); query_base, key_base, value_base (vecs; of
 //           quantised rows quads); mask_base (words); out_base (vecs); lse_base (words)
 // Bounds    keys and values outside the tile's visible range are not read, nor are rows beyond q_len; a tile of keys
 //           that the mask closes for all rows is not read either, and one that all rows see whole reads no mask. A
 //           weight of 0 never multiplies a value that is not finite. Padding of the output's rows is written 0 (NaN in
 //           a row whose scores are not finite)
-// Requires  small: nothing beyond Vulkan 1.1. large: 28 KiB of shared memory, 256 invocations
+// Spec      COMPENSATED: whether what rounding takes from the sums of the output is kept, for rows of many keys
+// Requires  small: nothing beyond Vulkan 1.1. large: 23 KiB of shared memory. tall: 46 KiB, 256 invocations
 // Source    online softmax: Milakov and Gimelshein 2018; tiling: Dao et al. 2022 (arXiv 2205.14135); compensated sums:
 //           Kahan 1965
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
 
-#if defined(TILE_LARGE)
+layout(constant_id = 0) const uint COMPENSATED = 0u;
+
+#if defined(TILE_TALL)
 #define THREADS 256u
+#define BLOCK_ROWS 128u
 layout(local_size_x = 256) in;
 #else
 #define THREADS 128u
+#define BLOCK_ROWS 64u
 layout(local_size_x = 128) in;
 #endif
-#define BLOCK_ROWS 64u
 #include "fused.glsl"
 
-#if defined(TILE_LARGE)
-const uint BLOCK_COLS = 64u;  // keys of a tile
-const uint DEPTH = 8u;        // vecs of head_dim staged at a time
-const uint BLOCK_KEYS = 32u;  // keys whose values are staged at a time; halved for w128
-#define UNROLLED [[unroll]]
-#else
-const uint BLOCK_COLS = 32u;
-const uint DEPTH = 4u;
-const uint BLOCK_KEYS = 16u;
+#if defined(TILE_SMALL)
+const uint BLOCK_COLS = 32u;  // keys of a tile
+const uint DEPTH = 4u;        // vecs of head_dim staged at a time
 #define UNROLLED
+#define ROLLED
+#else
+const uint BLOCK_COLS = 64u;
+#if defined(TILE_TALL)
+const uint DEPTH = 8u;
+#else
+const uint DEPTH = 4u;
+#endif
+#define UNROLLED [[unroll]]
+#define ROLLED [[dont_unroll]]  // what is unrolled lies within
 #endif
 #if defined(WIDTH_W128)
 const uint OUT_VECS = 2u;  // vecs of value_dim of an invocation
-const uint V_KEYS = BLOCK_KEYS / 2u;
 #else
 const uint OUT_VECS = 1u;
-const uint V_KEYS = BLOCK_KEYS;
 #endif
 const uint PITCH = DEPTH + 1u;  // one vec of padding keeps lanes that read neighbouring rows off each other's banks
 const uint K_STAGE = BLOCK_ROWS * PITCH;
@@ -57,13 +64,14 @@ const uint LOAD_ROWS = THREADS / DEPTH;           // rows of Q or K that all inv
 const uint Q_LOADS = BLOCK_ROWS / LOAD_ROWS, K_LOADS = BLOCK_COLS / LOAD_ROWS;
 const uint SCORE_X = BLOCK_COLS / 4u;             // invocations across the keys, 4 keys each
 const uint SCORE_ROWS = BLOCK_ROWS * SCORE_X / THREADS;  // rows of scores of an invocation
-const uint P_PITCH = BLOCK_COLS / 4u + 2u;        // rows of the softmax fall on different banks
 const uint ROW_LANES = THREADS / BLOCK_ROWS;      // invocations to a row in the softmax
+const uint P_PITCH = BLOCK_COLS / 4u + 2u;        // rows of the softmax fall on different banks
 const uint ROW_VECS = BLOCK_COLS / 4u / ROW_LANES;  // vecs of scores of each
 const uint OUT_X = 16u;                           // invocations across value_dim
 const uint OUT_ROWS = BLOCK_ROWS * OUT_X / THREADS;  // rows of each
 const uint BLOCK_VECS = OUT_X * OUT_VECS;
-const uint V_LOADS = V_KEYS * BLOCK_VECS / THREADS;
+const uint V_LOADS = 2u;
+const uint V_KEYS = V_LOADS * THREADS / BLOCK_VECS;  // keys whose values are staged at a time
 
 shared vec4 stage[BLOCK_ROWS * P_PITCH];  // Q and K; then the scores, which become the weights
 shared vec4 v_tile[V_KEYS * BLOCK_VECS];
@@ -71,6 +79,8 @@ shared float row_part[THREADS];   // what the invocations of a row tell each oth
 shared float row_factor[BLOCK_ROWS];
 shared uint open_stamp[2];  // the tile that the mask leaves open to somebody; two, so that one barrier will do
 shared uint dirty_stamp;    // the block of values that holds one which is not finite
+
+#include "fused_places.glsl"
 
 // One row of the softmax, as each of its ROW_LANES invocations knows it; row_sum is that of its own keys only.
 struct Online {
@@ -103,82 +113,27 @@ vec4 scores4(vec4 dots, uint open, ScoreRule rule, ScoreRow row, uint key) {
     return s;
 }
 
-// <a, b> + sum in four fused multiply-adds.
-float dot_add(vec4 a, vec4 b, float sum) { return fma(a.x, b.x, fma(a.y, b.y, fma(a.z, b.z, fma(a.w, b.w, sum)))); }
-
-// Where this invocation's rows of Q start, and K.
-struct Source {
-    uint query_at[Q_LOADS];
-    uint key_at, key_row;
-};
-
-// Reads this invocation's part of the vecs [d0, d0 + DEPTH) of the tile's rows and of the keys [col0, end).
-void fetch(RowTile tile, Source from, uint col0, uint end, uint d0, out vec4 q[Q_LOADS], out vec4 k[K_LOADS]) {
-    uint slot = gl_LocalInvocationIndex / DEPTH, d = d0 + gl_LocalInvocationIndex % DEPTH;
-    [[unroll]] for (uint i = 0u; i < Q_LOADS; ++i) {
-        bool live = d < head_vecs() && tile.first + slot + LOAD_ROWS * i < tile.rows;
-        q[i] = live ? read_query(from.query_at[i] + d) : vec4(0.0);
-    }
-    [[unroll]] for (uint i = 0u; i < K_LOADS; ++i) {
-        uint j = col0 + slot + LOAD_ROWS * i;
-        k[i] = d < head_vecs() && j < end ? read_key(from.key_at + j * from.key_row, d) : vec4(0.0);
-    }
-}
-
-// Stages the dot products of all rows with the keys [col0, end) in `stage`. Begins and ends between barriers.
-void stage_dots(RowTile tile, Source from, uint col0, uint end) {
-    uint lane = gl_LocalInvocationIndex, slot = lane / DEPTH, depth = lane % DEPTH;
-    uint x = lane % SCORE_X, y = lane / SCORE_X;
-    bool busy = tile.first + SCORE_ROWS * y < tile.rows;
-    vec4 acc[SCORE_ROWS], next_q[Q_LOADS], next_k[K_LOADS];
-    [[unroll]] for (uint i = 0u; i < SCORE_ROWS; ++i) acc[i] = vec4(0.0);
-    fetch(tile, from, col0, end, 0u, next_q, next_k);
-    for (uint d0 = 0u; d0 < head_vecs(); d0 += DEPTH) {
-        barrier();
-        [[unroll]] for (uint i = 0u; i < Q_LOADS; ++i) stage[(slot + LOAD_ROWS * i) * PITCH + depth] = next_q[i];
-        [[unroll]] for (uint i = 0u; i < K_LOADS; ++i) {
-            uint c = slot + LOAD_ROWS * i;  // key c lies at slot (c % 4) * SCORE_X + c / 4: lane x reads x + SCORE_X j
-            stage[K_STAGE + (c % 4u * SCORE_X + c / 4u) * PITCH + depth] = next_k[i];
-        }
-        barrier();
-        if (d0 + DEPTH < head_vecs()) fetch(tile, from, col0, end, d0 + DEPTH, next_q, next_k);  // while these are used
-        if (busy) {
-            UNROLLED for (uint d = 0u; d < DEPTH; ++d) {
-                uint at = K_STAGE + x * PITCH + d;
-                vec4 k0 = stage[at], k1 = stage[at + SCORE_X * PITCH];
-                vec4 k2 = stage[at + 2u * SCORE_X * PITCH], k3 = stage[at + 3u * SCORE_X * PITCH];
-                [[unroll]] for (uint i = 0u; i < SCORE_ROWS; ++i) {
-                    vec4 q = stage[(SCORE_ROWS * y + i) * PITCH + d];
-                    acc[i] = vec4(dot_add(q, k0, acc[i].x), dot_add(q, k1, acc[i].y), dot_add(q, k2, acc[i].z),
-                                  dot_add(q, k3, acc[i].w));
-                }
-            }
-        }
-    }
-    barrier();
-    [[unroll]] for (uint i = 0u; i < SCORE_ROWS; ++i) stage[(SCORE_ROWS * y + i) * P_PITCH + x] = acc[i];
-    barrier();
-}
+#include "fused_dots.glsl"
 
 // Turns the staged dot products of the invocation's part of its row into weights; the factor by which what the row has
 // so far shrinks goes to row_factor. `open` has a bit for each key of the part, and is not used if `plain`.
 void weigh(inout Online online, bool plain, uint open, ScoreRule rule, ScoreRow row, uint col0, uint lane) {
     uint part = lane % ROW_LANES, at = lane / ROW_LANES * P_PITCH + part;
-    float new_max = online.row_max, scale = plain ? rule.scale : 1.0;
     for (uint i = 0u; i < only_if(!plain, ROW_VECS); ++i)
         stage[at + ROW_LANES * i] =
             scores4(stage[at + ROW_LANES * i], open >> (4u * i), rule, row, col0 + 4u * (part + ROW_LANES * i));
-    for (uint i = 0u; i < ROW_VECS; ++i) {
-        vec4 s = stage[at + ROW_LANES * i] * scale;
-        new_max = max(new_max, max(max(s.x, s.y), max(s.z, s.w)));
+    float new_max = online.row_max, scale = plain ? rule.scale : 1.0;
+    vec4 s[ROW_VECS];
+    [[unroll]] for (uint i = 0u; i < ROW_VECS; ++i) {
+        s[i] = stage[at + ROW_LANES * i] * scale;
+        new_max = max(new_max, max(max(s[i].x, s[i].y), max(s[i].z, s[i].w)));
     }
     row_part[lane] = new_max;
     barrier();
     [[unroll]] for (uint i = 1u; i < ROW_LANES; ++i) new_max = max(new_max, row_part[lane ^ i]);
     precise float sum = 0.0;
-    for (uint i = 0u; i < ROW_VECS; ++i) {
-        vec4 s = stage[at + ROW_LANES * i] * scale;
-        vec4 p = mix(vec4(0.0), exp(s - new_max), notEqual(floatBitsToUint(s), uvec4(MINUS_INFINITY)));
+    [[unroll]] for (uint i = 0u; i < ROW_VECS; ++i) {
+        vec4 p = mix(vec4(0.0), exp(s[i] - new_max), notEqual(floatBitsToUint(s[i]), uvec4(MINUS_INFINITY)));
         stage[at + ROW_LANES * i] = p;
         sum += (p.x + p.y) + (p.z + p.w);
     }
@@ -194,7 +149,9 @@ void weigh(inout Online online, bool plain, uint open, ScoreRule rule, ScoreRow 
 #include "fused_values.glsl"
 
 void main() {
-    uint lane = gl_LocalInvocationIndex, x = lane % OUT_X, y = lane / OUT_X;
+    uint lane = gl_LocalInvocationIndex;
+    uvec2 place = place_of(lane, OUT_X);
+    uint x = place.x, y = place.y;
     uint first = min(push.chunk * tiles_per_chunk(), num_row_tiles());
     uint tiles = min(tiles_per_chunk(), num_row_tiles() - first);
     uint vec_tiles = (out_vecs() + BLOCK_VECS - 1u) / BLOCK_VECS;
@@ -209,40 +166,34 @@ void main() {
         uint begin = tile_key_begin(tile), end = tile_key_end(tile);
         uint all_begin = key_begin(tile.b, row_token(min(tile.first + BLOCK_ROWS, tile.rows) - 1u));
         uint all_end = key_end(tile.b, row_token(tile.first));
-        bool busy = tile.first + OUT_ROWS * y < tile.rows && e0 + x < out_vecs();
+        bool busy = tile.first + OUT_LEAP * y < tile.rows && e0 + x < out_vecs();
         ScoreRow row = score_row(tile, tile.first + lane / ROW_LANES);
-        Source from;
-        [[unroll]] for (uint i = 0u; i < Q_LOADS; ++i)
-            from.query_at[i] = query_row(tile, tile.first + lane / DEPTH + LOAD_ROWS * i);
-        from.key_at = key_place(tile.b, tile.hk);
-        from.key_row = key_step();
+        Source from = source_of(tile);
         uint value_at = value_place(tile.b, tile.hk);
 
         Online online = Online(LOWEST, 0.0, 0.0);
         vec4 acc[OUT_ROWS * OUT_VECS], lost[OUT_ROWS * OUT_VECS];
         [[unroll]] for (uint i = 0u; i < OUT_ROWS * OUT_VECS; ++i) acc[i] = lost[i] = vec4(0.0);
-        for (uint col0 = begin; col0 < end; col0 += BLOCK_COLS) {
+        ROLLED for (uint col0 = begin; col0 < end; col0 += BLOCK_COLS) {
             bool plain = unchanged && col0 >= all_begin && col0 + BLOCK_COLS <= all_end;
             ++stamp;
             uint open = open_keys(plain, rule, row, col0, lane % ROW_LANES);
             if (!tile_open(rule, open, stamp)) continue;
             stage_dots(tile, from, col0, end);
-            vec4 next_v[V_LOADS] = fetch_values(value_at, value_row, col0, end, e0, vecs);
+            VALUES next_v[V_LOADS] = fetch_values(value_at, value_row, col0, end, e0, vecs);
             weigh(online, plain, open, rule, row, col0, lane);
             vec4 part[OUT_ROWS * OUT_VECS];
             [[unroll]] for (uint i = 0u; i < OUT_ROWS * OUT_VECS; ++i) part[i] = vec4(0.0);
-            for (uint j0 = 0u; j0 < BLOCK_COLS && col0 + j0 < end; j0 += V_KEYS) {
+            ROLLED for (uint j0 = 0u; j0 < BLOCK_COLS && col0 + j0 < end; j0 += V_KEYS) {
                 uint block = stamp * (BLOCK_COLS / V_KEYS) + j0 / V_KEYS;
                 if (j0 > 0u) barrier();
                 stage_values(next_v, block);
                 barrier();
                 if (j0 + V_KEYS < BLOCK_COLS)
                     next_v = fetch_values(value_at, value_row, col0 + j0 + V_KEYS, end, e0, vecs);
-                bool dirty = dirty_stamp == block;
-                add_product(part, only_if(busy && !dirty, V_KEYS), j0, x, y);
-                add_selected(part, only_if(busy && dirty, V_KEYS), j0, x, y);
+                add_values(part, busy, dirty_stamp == block, j0, x, y);
             }
-            if (busy) accumulate(acc, lost, part, y);
+            if (!MAY_IDLE || busy) accumulate(acc, lost, part, y);
         }
         row_part[lane] = online.row_sum;
         barrier();
@@ -254,9 +205,9 @@ void main() {
                 finish_row(tile, tile.first + lane / ROW_LANES, online.row_max, row_sum, write_lse);
         barrier();
         [[unroll]] for (uint i = 0u; i < OUT_ROWS; ++i) {
-            uint r = tile.first + OUT_ROWS * y + i;
+            uint n = OUT_LEAP * y + OUT_STEP * i, r = tile.first + n;
             uint at = out_row(tile, r) + e0 + x;
-            float inverse = row_factor[OUT_ROWS * y + i];
+            float inverse = row_factor[n];
             [[unroll]] for (uint e = 0u; e < OUT_VECS; ++e)
                 if (r < tile.rows && e0 + x + OUT_X * e < out_vecs())
                     write_output(at + OUT_X * e, acc[i * OUT_VECS + e] * inverse);

@@ -101,6 +101,7 @@ def check_quantised(device: Device, results: dict[str, Result]) -> None:
             problem = replace(call.problem, key_dtype=pair[0], value_dtype=pair[1])
             call = replace(call, problem=problem, key=stored[0], value=stored[1])
             for module in PRIORITY:
+                settle(device, problem, module.NAME)
                 if module.not_supported_reasons(problem, device.info):
                     continue
                 run = _attend_stored(device, call, exact, module.NAME, options)

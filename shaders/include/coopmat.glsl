@@ -1,8 +1,8 @@
 // What the kernels on matrix units share: push constants, buffers, the stage in shared memory, which tiles of keys are
 // open, scores in base 2, and values that are not finite. Operands are float16 or bfloat16 (DTYPE_F16, DTYPE_BF16), in
 // queries, keys, values and outputs alike.
-// Includer must define WIDTH (head_dim and value_dim, padded), EDGE (of the matrices), ROW_TILES (matrices of query
-// rows of a subgroup), SUBGROUPS, BLOCK_ROWS (of all of them), BLOCK_KEYS (keys of a tile) and THREADS.
+// Includer must define WIDTH (head_dim and value_dim, padded), EDGE (of the matrices, and the query rows of a subgroup),
+// SUBGROUPS, BLOCK_ROWS (of all of them), BLOCK_KEYS (keys of a tile) and THREADS.
 #ifndef VKATTN_COOPMAT
 #define VKATTN_COOPMAT
 
@@ -33,8 +33,11 @@ layout(set = 0, binding = 6) coherent writeonly buffer Lse { float lse[]; };
 #include "prefill.glsl"
 
 const float LOG2_E = 1.44269504, LN_2 = 0.693147181;
-// Weights are at most 2^HEADROOM, not 1: in float16 those down to 2^-36 of the largest then keep some bits.
+// The maximum has weight 2^HEADROOM, not 1: in float16 weights down to 2^-36 of the largest then keep some bits.
 const float HEADROOM = 12.0;
+// The maximum that weights are relative to rises only where a score is beyond it by more than SLACK, so that sums are
+// shrunk rarely. 2^(HEADROOM + SLACK) is a float16 still.
+const float SLACK = 3.0;
 
 const uint ROW_QUADS = WIDTH / 8u;
 const uint PITCH = ROW_QUADS + 1u;  // a quad of padding keeps rows off each other's banks
@@ -42,10 +45,11 @@ const uint TILE_QUADS = BLOCK_KEYS * ROW_QUADS;               // quads of a tile
 const uint FETCHES = (TILE_QUADS + THREADS - 1u) / THREADS;  // and of an invocation
 const uint COL_TILES = WIDTH / EDGE;       // matrices across head_dim and value_dim
 const uint KEY_TILES = BLOCK_KEYS / EDGE;  // and across a tile of keys
+const uint GROUP = KEY_TILES % 2u == 0u ? 2u : 1u;  // of those, that are weighed and multiplied before the next
 const uint EDGE_QUADS = EDGE / 8u;
 const uint STAGE = BLOCK_KEYS * PITCH;     // quads of a staged tile
 const uint DIRTY_WORDS = (BLOCK_KEYS + 31u) / 32u;
-const uint QUERY_SUBGROUPS = 4u;           // whose queries are staged at a time
+const uint QUERY_SUBGROUPS = min(SUBGROUPS, max(2u * BLOCK_KEYS / EDGE, 4u));  // whose queries are staged at once
 const uint OUT_PITCH = EDGE / 4u + 1u;     // of a staged matrix of float32
 
 // A tile of keys, then one of values. Before them, the queries; after them, the outputs.
@@ -53,14 +57,18 @@ shared uvec4 stage[max(max(2u * STAGE, QUERY_SUBGROUPS * EDGE * PITCH), 2u * SUB
 shared ScoreRow score_rows[BLOCK_ROWS];
 shared float row_factor[BLOCK_ROWS];
 shared uint open_stamp[2];  // the tile that the mask leaves open to somebody; two, so that one barrier will do
+shared uint soiled_turn;    // with weights in two parts: when the last tile is weighed whose values are not all finite
 shared uint dirty_keys[2u * DIRTY_WORDS];  // of two tiles in turn: keys whose values are not all finite, a bit each
+
+// What hides scores of a tile: nothing; where a row lies, causal or in a window; or that and all of the rule.
+const uint NOTHING = 0u, BY_PLACE = 1u, BY_RULE = 2u;
 
 #define QUERIES coopmat<ELEMENT, gl_ScopeSubgroup, EDGE, EDGE, gl_MatrixUseA>
 #define KEYS coopmat<ELEMENT, gl_ScopeSubgroup, EDGE, EDGE, gl_MatrixUseB>
 #define SUMS coopmat<float, gl_ScopeSubgroup, EDGE, EDGE, gl_MatrixUseAccumulator>
 
 // The first row of this subgroup in the tile.
-uint own_rows() { return gl_SubgroupID * EDGE * ROW_TILES; }
+uint own_rows() { return gl_SubgroupID * EDGE ; }
 
 // Not 0 if the quad holds an infinity or a NaN: only then does adding 1 to an exponent's last bit carry out of it.
 uint not_finite(uvec4 quad) {

@@ -1,24 +1,36 @@
 // Weights x values of attn_fused: values staged through v_tile, products summed tile by tile.
-// Includer must define THREADS, UNROLLED, the sizes V_KEYS, V_LOADS, BLOCK_VECS, OUT_X, OUT_ROWS, OUT_VECS and P_PITCH,
-// read_value, not_finite, and the shared stage (weights), v_tile, row_factor and dirty_stamp.
+// Includer must define THREADS, UNROLLED, ROLLED, COMPENSATED, the sizes V_KEYS, V_LOADS, BLOCK_VECS, OUT_X, OUT_ROWS,
+// OUT_VECS and P_PITCH, and the shared stage (weights), v_tile, row_factor and dirty_stamp; and include fused.glsl,
+// fused_places.glsl and fused_dots.glsl.
 #ifndef VKATTN_FUSED_VALUES
 #define VKATTN_FUSED_VALUES
 
-// Reads this invocation's part of vecs [e0, e0 + vecs) of the values of keys [key0, end), as far as there is room.
-vec4[V_LOADS] fetch_values(uint value_at, uint value_row, uint key0, uint end, uint e0, uint vecs) {
-    vec4 v[V_LOADS];
+#if defined(KEY_QUANTISED)
+#define load_value read_value
+#else
+#define load_value(place, d) value[(place) + (d)]
+#endif
+#define VALUES KEYS
+
+// Reads this invocation's part of vecs [e0, e0 + vecs) of the values of keys [key0, end), as far as there is room;
+// beyond the end, the last key's again, which weigh nothing.
+VALUES[V_LOADS] fetch_values(uint value_at, uint value_row, uint key0, uint end, uint e0, uint vecs) {
+    VALUES v[V_LOADS];
     [[unroll]] for (uint i = 0u; i < V_LOADS; ++i) {
-        uint at = gl_LocalInvocationIndex + THREADS * i, e = at % BLOCK_VECS, j = key0 + at / BLOCK_VECS;
-        v[i] = j < end && e < vecs ? read_value(value_at + j * value_row, e0 + e) : vec4(0.0);
+        uint at = gl_LocalInvocationIndex + THREADS * i, e = at % BLOCK_VECS;
+        uint j = min(key0 + at / BLOCK_VECS, end - 1u);
+        v[i] = VALUES(0);
+        if (e < vecs) v[i] = load_value(value_at + j * value_row, e0 + e);
     }
     return v;
 }
 
-// Stages them; `block` marks one that is not finite.
-void stage_values(vec4 v[V_LOADS], uint block) {
+// Stages them as floats; `block` marks one that is not finite.
+void stage_values(VALUES v[V_LOADS], uint block) {
     [[unroll]] for (uint i = 0u; i < V_LOADS; ++i) {
-        v_tile[gl_LocalInvocationIndex + THREADS * i] = v[i];
-        if (any(not_finite(v[i]))) dirty_stamp = block;
+        vec4 floats = key_floats(v[i]);
+        v_tile[gl_LocalInvocationIndex + THREADS * i] = floats;
+        if (any(not_finite(floats))) dirty_stamp = block;
     }
 }
 
@@ -32,7 +44,7 @@ void add_product(inout vec4 sum[OUT_ROWS * OUT_VECS], uint num_keys, uint j0, ui
             [[unroll]] for (uint e = 0u; e < OUT_VECS; ++e)
                 v[i * OUT_VECS + e] = v_tile[(j + i) * BLOCK_VECS + OUT_X * e + x];
         [[unroll]] for (uint i = 0u; i < OUT_ROWS; ++i) {
-            vec4 p = stage[(OUT_ROWS * y + i) * P_PITCH + (j0 + j) / 4u];
+            vec4 p = stage[(OUT_LEAP * y + OUT_STEP * i) * P_PITCH + (j0 + j) / 4u];
             [[unroll]] for (uint e = 0u; e < OUT_VECS; ++e) {
                 vec4 s = sum[i * OUT_VECS + e];
                 s = fma(vec4(p.x), v[e], s);
@@ -46,9 +58,9 @@ void add_product(inout vec4 sum[OUT_ROWS * OUT_VECS], uint num_keys, uint j0, ui
 
 // The same where a value is not finite (rare): a weight of 0 must not meet it.
 void add_selected(inout vec4 sum[OUT_ROWS * OUT_VECS], uint num_keys, uint j0, uint x, uint y) {
-    for (uint j = 0u; j < num_keys; ++j) {
+    ROLLED for (uint j = 0u; j < num_keys; ++j) {
         [[unroll]] for (uint i = 0u; i < OUT_ROWS; ++i) {
-            float p = stage[(OUT_ROWS * y + i) * P_PITCH + (j0 + j) / 4u][j % 4u];
+            float p = stage[(OUT_LEAP * y + OUT_STEP * i) * P_PITCH + (j0 + j) / 4u][j % 4u];
             [[unroll]] for (uint e = 0u; e < OUT_VECS; ++e) {
                 vec4 s = fma(vec4(p), v_tile[j * BLOCK_VECS + OUT_X * e + x], sum[i * OUT_VECS + e]);
                 if (p != 0.0) sum[i * OUT_VECS + e] = s;
@@ -57,19 +69,35 @@ void add_selected(inout vec4 sum[OUT_ROWS * OUT_VECS], uint num_keys, uint j0, u
     }
 }
 
-// acc = acc * row_factor + part, compensated by `lost`; what a factor of 0 wipes out may be infinite.
+void add_values(inout vec4 sum[OUT_ROWS * OUT_VECS], bool busy, bool dirty, uint j0, uint x, uint y) {
+    if (MAY_IDLE) {
+        add_product(sum, only_if(busy && !dirty, V_KEYS), j0, x, y);
+        add_selected(sum, only_if(busy && dirty, V_KEYS), j0, x, y);
+    } else if (!dirty) {
+        add_product(sum, V_KEYS, j0, x, y);
+    } else {
+        add_selected(sum, V_KEYS, j0, x, y);
+    }
+}
+
+// acc = acc * row_factor + part; what a factor of 0 wipes out may be infinite. Rows of many keys need what rounding
+// takes from them, which `lost` keeps: a sum of n parts is off by up to n 2^-25 of itself without.
 void accumulate(inout vec4 acc[OUT_ROWS * OUT_VECS], inout vec4 lost[OUT_ROWS * OUT_VECS],
                 vec4 part[OUT_ROWS * OUT_VECS], uint y) {
     [[unroll]] for (uint i = 0u; i < OUT_ROWS; ++i) {
-        float factor = row_factor[OUT_ROWS * y + i];
+        float factor = row_factor[OUT_LEAP * y + OUT_STEP * i];
         [[unroll]] for (uint e = 0u; e < OUT_VECS; ++e) {
             uint n = i * OUT_VECS + e;
-            precise vec4 old = factor == 0.0 ? vec4(0.0) : acc[n] * factor;
-            precise vec4 term = part[n] - lost[n] * factor;
-            precise vec4 next = old + term;
-            precise vec4 rounded = (next - old) - term;
-            lost[n] = mix(vec4(0.0), rounded, lessThan(abs(next), vec4(3.4e38)));  // no NaN from infinities
-            acc[n] = next;
+            if (COMPENSATED == 0u) {
+                acc[n] = (factor == 0.0 ? vec4(0.0) : acc[n] * factor) + part[n];
+            } else {
+                precise vec4 old = factor == 0.0 ? vec4(0.0) : acc[n] * factor;
+                precise vec4 term = part[n] - lost[n] * factor;
+                precise vec4 next = old + term;
+                precise vec4 rounded = (next - old) - term;
+                lost[n] = mix(vec4(0.0), rounded, lessThan(abs(next), vec4(3.4e38)));  // no NaN from infinities
+                acc[n] = next;
+            }
         }
     }
 }

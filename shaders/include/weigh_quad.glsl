@@ -5,7 +5,7 @@
 #ifndef VKATTN_WEIGH_QUAD
 #define VKATTN_WEIGH_QUAD
 
-const uint STATES = 2u * ROW_TILES;  // rows of which an invocation holds elements
+const uint STATES = 2u;  // rows of which an invocation holds elements
 
 // One row of the softmax; row_sum is that of the invocation's own keys only.
 struct Online {
@@ -13,63 +13,68 @@ struct Online {
 };
 Online no_keys() { return Online(LOWEST, 0.0); }
 
-uint held_row(uint state) {
-    return own_rows() + EDGE * (state / 2u) + 8u * (state % 2u) + gl_SubgroupInvocationID / 4u;
-}
+uint held_row(uint state) { return own_rows() + 8u * state + gl_SubgroupInvocationID / 4u; }
 uint held_col(uint i) { return i / 2u % 2u * 8u + gl_SubgroupInvocationID % 4u * 2u + i % 2u; }
 
-// Turns dot products into weights, and shrinks the sums by the step from the old maximum to the new one.
-void weigh(bool plain, ScoreRule rule, uint col0, inout SUMS s[ROW_TILES * KEY_TILES],
-           inout SUMS acc[ROW_TILES * COL_TILES], inout Online online[STATES],
-           out QUERIES p[ROW_TILES * KEY_TILES * PARTS]) {
-    float scale_2 = plain ? rule.scale * LOG2_E : 1.0;
-    if (!plain) {
+// Masks the dot products, then raises the maxima and shrinks the sums of rows that need it.
+void begin_tile(uint masking, ScoreRule rule, float scale_2, uint col0, inout SUMS s[KEY_TILES],
+                inout SUMS acc[COL_TILES], inout Online online[STATES]) {
+    if (masking == BY_PLACE) {
+        [[unroll]] for (uint state = 0u; state < STATES; ++state) {
+            uint first = score_rows[held_row(state)].begin, end = score_rows[held_row(state)].end;
+            [[unroll]] for (uint n = 0u; n < KEY_TILES; ++n)
+                [[unroll]] for (uint i = 4u * state; i < 4u * state + 4u; ++i) {
+                    uint key = col0 + EDGE * n + held_col(i);
+                    if (key < first || key >= end) s[n][i] = uintBitsToFloat(MINUS_INFINITY);
+                }
+        }
+    } else if (masking == BY_RULE) {
         [[unroll]] for (uint state = 0u; state < STATES; ++state) {
             ScoreRow row = score_rows[held_row(state)];
             [[unroll]] for (uint n = 0u; n < KEY_TILES; ++n)
-                [[unroll]] for (uint i = 4u * (state % 2u); i < 4u * (state % 2u) + 4u; ++i) {
-                    uint at = state / 2u * KEY_TILES + n;
-                    s[at][i] = score_2(s[at][i], rule, row, col0 + EDGE * n + held_col(i));
-                }
+                [[unroll]] for (uint i = 4u * state; i < 4u * state + 4u; ++i)
+                    s[n][i] = score_2(s[n][i], rule, row, col0 + EDGE * n + held_col(i));
         }
     }
-    float factor[STATES];
-    bool changed = false;
+    float top[STATES];
+    bool rises = false;
     [[unroll]] for (uint state = 0u; state < STATES; ++state) {
-        float top = s[state / 2u * KEY_TILES][4u * (state % 2u)];
+        top[state] = s[0][4u * state];
         [[unroll]] for (uint n = 0u; n < KEY_TILES; ++n)
-            [[unroll]] for (uint i = 4u * (state % 2u); i < 4u * (state % 2u) + 4u; ++i)
-                top = max(top, s[state / 2u * KEY_TILES + n][i]);
-        top = max(top, subgroupShuffleXor(top, 1u));
-        top = max(top, subgroupShuffleXor(top, 2u));
-        float old_max = online[state].row_max, new_max = max(old_max, top * scale_2), shift = HEADROOM - new_max;
-        float sum = 0.0;
-        [[unroll]] for (uint n = 0u; n < KEY_TILES; ++n)
-            [[unroll]] for (uint i = 4u * (state % 2u); i < 4u * (state % 2u) + 4u; ++i) {
-                uint at = state / 2u * KEY_TILES + n;
-                float weight = exp2(fma(s[at][i], scale_2, shift));
-                sum += weight;
-                p[at * PARTS][i] = ELEMENT(weight);
-#if defined(DTYPE_BF16)
-                p[at * PARTS + 1u][i] = ELEMENT(weight - float(ELEMENT(weight)));
-#endif
-            }
-        factor[state] = exp2(old_max - new_max);
-        changed = changed || factor[state] != 1.0;
-        online[state] = Online(new_max, fma(online[state].row_sum, factor[state], sum));
+            [[unroll]] for (uint i = 4u * state; i < 4u * state + 4u; ++i) top[state] = max(top[state], s[n][i]);
+        rises = rises || top[state] * scale_2 > online[state].row_max + SLACK;
     }
-    if (subgroupAny(changed)) {
-        [[unroll]] for (uint n = 0u; n < ROW_TILES * COL_TILES; ++n)
-            [[unroll]] for (uint i = 0u; i < 8u; ++i) acc[n][i] *= factor[n / COL_TILES * 2u + i / 4u];
+    if (!subgroupAny(rises)) return;
+    [[unroll]] for (uint state = 0u; state < STATES; ++state) {
+        top[state] = max(top[state], subgroupShuffleXor(top[state], 1u));
+        top[state] = max(top[state], subgroupShuffleXor(top[state], 2u)) * scale_2;
+        float old_max = online[state].row_max, new_max = top[state] > old_max + SLACK ? ceil(top[state]) : old_max;
+        float factor = exp2(old_max - new_max);
+        online[state] = Online(new_max, online[state].row_sum * factor);
+        [[unroll]] for (uint d = 0u; d < COL_TILES; ++d)
+            [[unroll]] for (uint i = 4u * state; i < 4u * state + 4u; ++i) acc[d][i] *= factor;
     }
 }
 
-void add_not_finite(uint j, uint at, uint quads, inout SUMS acc[ROW_TILES * COL_TILES]) {
-    [[unroll]] for (uint n = 0u; n < ROW_TILES * COL_TILES; ++n)
+// The weights of GROUP matrices of keys from `first`, as operands.
+void weigh(uint first, float scale_2, SUMS s[KEY_TILES], inout Online online[STATES],
+           out QUERIES p[GROUP * PARTS]) {
+    [[unroll]] for (uint n = 0u; n < GROUP; ++n)
         [[unroll]] for (uint i = 0u; i < 8u; ++i) {
-            float term = not_finite_term(held_row(n / COL_TILES * 2u + i / 4u), n % COL_TILES * EDGE + held_col(i), j,
-                                         at, quads);
-            if (term != 0.0) acc[n][i] += term;
+            float weight = exp2(fma(s[first + n][i], scale_2, HEADROOM - online[i / 4u].row_max));
+            online[i / 4u].row_sum += weight;
+            p[n * PARTS][i] = ELEMENT(weight);
+#if defined(DTYPE_BF16)
+            p[n * PARTS + 1u][i] = ELEMENT(weight - float(ELEMENT(weight)));
+#endif
+        }
+}
+
+void add_not_finite(uint j, uint at, uint quads, inout SUMS acc[COL_TILES]) {
+    [[unroll]] for (uint d = 0u; d < COL_TILES; ++d)
+        [[unroll]] for (uint i = 0u; i < 8u; ++i) {
+            float term = not_finite_term(held_row(i / 4u), d * EDGE + held_col(i), j, at, quads);
+            if (term != 0.0) acc[d][i] += term;
         }
 }
 

@@ -4,7 +4,7 @@
 #ifndef VKATTN_WEIGH_REDUCE
 #define VKATTN_WEIGH_REDUCE
 
-const uint STATES = ROW_TILES;
+const uint STATES = 1u;
 
 struct Online {
     SUMS row_max, row_sum;  // row_sum holds the sums of every EDGE-th key, to be added in the end
@@ -16,59 +16,67 @@ float sum_of(const in float a, const in float b) { return a + b; }
 float masked(const in uint row, const in uint col, const in float dot_product, const in uint row0, const in uint col0) {
     return score_2(dot_product, score_rule(), score_rows[row0 + row], col0 + col);
 }
+float in_place(const in uint row, const in uint col, const in float dot_product, const in uint row0,
+               const in uint col0) {
+    bool seen = col0 + col >= score_rows[row0 + row].begin && col0 + col < score_rows[row0 + row].end;
+    return seen ? dot_product : uintBitsToFloat(MINUS_INFINITY);
+}
 float with_term(const in uint row, const in uint col, const in float sum, const in uint row0, const in uint element0,
                 const in uint j, const in uint at, const in uint quads) {
     float term = not_finite_term(row0 + row, element0 + col, j, at, quads);
     return term != 0.0 ? sum + term : sum;
 }
 
-// Turns dot products into weights, and shrinks the sums by the step from the old maximum to the new one.
-void weigh(bool plain, ScoreRule rule, uint col0, inout SUMS s[ROW_TILES * KEY_TILES],
-           inout SUMS acc[ROW_TILES * COL_TILES], inout Online online[STATES],
-           out QUERIES p[ROW_TILES * KEY_TILES * PARTS]) {
-    float scale_2 = plain ? rule.scale * LOG2_E : 1.0;
-    if (!plain) {
-        [[unroll]] for (uint n = 0u; n < ROW_TILES * KEY_TILES; ++n)
-            coopMatPerElementNV(s[n], s[n], masked, own_rows() + n / KEY_TILES * EDGE, col0 + n % KEY_TILES * EDGE);
+// Masks the dot products, then raises the maxima and shrinks the sums of rows that need it.
+void begin_tile(uint masking, ScoreRule rule, float scale_2, uint col0, inout SUMS s[KEY_TILES],
+                inout SUMS acc[COL_TILES], inout Online online[STATES]) {
+    if (masking == BY_PLACE) {
+        [[unroll]] for (uint n = 0u; n < KEY_TILES; ++n)
+            coopMatPerElementNV(s[n], s[n], in_place, own_rows(), col0 + n * EDGE);
+    } else if (masking == BY_RULE) {
+        [[unroll]] for (uint n = 0u; n < KEY_TILES; ++n)
+            coopMatPerElementNV(s[n], s[n], masked, own_rows(), col0 + n * EDGE);
     }
-    [[unroll]] for (uint state = 0u; state < STATES; ++state) {
-        SUMS top = s[state * KEY_TILES], factor, sum = SUMS(0.0);
-        [[unroll]] for (uint n = 1u; n < KEY_TILES; ++n)
-            [[unroll]] for (uint i = 0u; i < top.length(); ++i) top[i] = max(top[i], s[state * KEY_TILES + n][i]);
-        coopMatReduceNV(top, top, gl_CooperativeMatrixReduceRowNV, larger);
-        bool changed = false;
-        [[unroll]] for (uint i = 0u; i < top.length(); ++i) {
-            float old_max = online[state].row_max[i], new_max = max(old_max, top[i] * scale_2);
-            online[state].row_max[i] = new_max;
-            top[i] = HEADROOM - new_max;
-            factor[i] = exp2(old_max - new_max);
-            changed = changed || factor[i] != 1.0;
+    SUMS top = s[0];
+    bool rises = false;
+    [[unroll]] for (uint i = 0u; i < top.length(); ++i) {
+        [[unroll]] for (uint n = 1u; n < KEY_TILES; ++n) top[i] = max(top[i], s[n][i]);
+        rises = rises || top[i] * scale_2 > online[0].row_max[i] + SLACK;
+    }
+    if (!subgroupAny(rises)) return;
+    coopMatReduceNV(top, top, gl_CooperativeMatrixReduceRowNV, larger);
+    SUMS factor;
+    [[unroll]] for (uint i = 0u; i < top.length(); ++i) {
+        float old_max = online[0].row_max[i], new_max = top[i] * scale_2;
+        new_max = new_max > old_max + SLACK ? ceil(new_max) : old_max;
+        online[0].row_max[i] = new_max;
+        factor[i] = exp2(old_max - new_max);
+    }
+    online[0].row_sum *= factor;
+    [[unroll]] for (uint d = 0u; d < COL_TILES; ++d) acc[d] *= factor;
+}
+
+// The weights of GROUP matrices of keys from `first`, as operands.
+void weigh(uint first, float scale_2, inout SUMS s[KEY_TILES], inout Online online[STATES],
+           out QUERIES p[GROUP * PARTS]) {
+    [[unroll]] for (uint n = 0u; n < GROUP; ++n) {
+        [[unroll]] for (uint i = 0u; i < online[0].row_max.length(); ++i) {
+            float weight = exp2(fma(s[first + n][i], scale_2, HEADROOM - online[0].row_max[i]));
+            online[0].row_sum[i] += weight;
+            s[first + n][i] = weight;
         }
-        [[unroll]] for (uint n = 0u; n < KEY_TILES; ++n) {
-            uint at = state * KEY_TILES + n;
-            [[unroll]] for (uint i = 0u; i < top.length(); ++i) {
-                float weight = exp2(fma(s[at][i], scale_2, top[i]));
-                sum[i] += weight;
-                s[at][i] = weight;
-            }
-            p[at * PARTS] = QUERIES(s[at]);
+        p[n * PARTS] = QUERIES(s[first + n]);
 #if defined(DTYPE_BF16)
-            coopmat<ELEMENT, gl_ScopeSubgroup, EDGE, EDGE, gl_MatrixUseAccumulator> high =
-                coopmat<ELEMENT, gl_ScopeSubgroup, EDGE, EDGE, gl_MatrixUseAccumulator>(s[at]);
-            p[at * PARTS + 1u] = QUERIES(s[at] - SUMS(high));
+        coopmat<ELEMENT, gl_ScopeSubgroup, EDGE, EDGE, gl_MatrixUseAccumulator> high =
+            coopmat<ELEMENT, gl_ScopeSubgroup, EDGE, EDGE, gl_MatrixUseAccumulator>(s[first + n]);
+        p[n * PARTS + 1u] = QUERIES(s[first + n] - SUMS(high));
 #endif
-        }
-        online[state].row_sum = online[state].row_sum * factor + sum;
-        if (subgroupAny(changed)) {
-            [[unroll]] for (uint d = 0u; d < COL_TILES; ++d) acc[state * COL_TILES + d] *= factor;
-        }
     }
 }
 
-void add_not_finite(uint j, uint at, uint quads, inout SUMS acc[ROW_TILES * COL_TILES]) {
-    [[unroll]] for (uint n = 0u; n < ROW_TILES * COL_TILES; ++n)
-        coopMatPerElementNV(acc[n], acc[n], with_term, own_rows() + n / COL_TILES * EDGE, n % COL_TILES * EDGE, j, at,
-                            quads);
+void add_not_finite(uint j, uint at, uint quads, inout SUMS acc[COL_TILES]) {
+    [[unroll]] for (uint d = 0u; d < COL_TILES; ++d)
+        coopMatPerElementNV(acc[d], acc[d], with_term, own_rows(), d * EDGE, j, at, quads);
 }
 
 // Ends the subgroup's rows: lse, and what their sums are to be multiplied by in row_factor. May use `stage`.

@@ -3,7 +3,7 @@
 #ifndef VKATTN_WEIGH_SHARED
 #define VKATTN_WEIGH_SHARED
 
-const uint STATES = ROW_TILES;            // rows of an invocation, one to a matrix
+const uint STATES = 1u;                   // rows of an invocation
 const uint ROW_LANES = LANES / EDGE;      // invocations to a row
 const uint ROW_VECS = BLOCK_KEYS / 4u / ROW_LANES;
 const uint WEIGHT_QUADS = BLOCK_KEYS / 8u * PARTS;
@@ -16,71 +16,76 @@ struct Online {
 };
 Online no_keys() { return Online(LOWEST, 0.0); }
 
-uint held_row(uint state) { return own_rows() + EDGE * state + gl_SubgroupInvocationID / ROW_LANES; }
+uint held_row() { return own_rows() + gl_SubgroupInvocationID / ROW_LANES; }
 
-// Turns dot products into weights, and shrinks the sums by the step from the old maximum to the new one.
-void weigh(bool plain, ScoreRule rule, uint col0, inout SUMS s[ROW_TILES * KEY_TILES],
-           inout SUMS acc[ROW_TILES * COL_TILES], inout Online online[STATES],
-           out QUERIES p[ROW_TILES * KEY_TILES * PARTS]) {
+// Takes the dot products to shared memory, masks them, raises maxima and shrinks sums by it, and
+// leaves the weights in shared memory.
+void begin_tile(uint masking, ScoreRule rule, float scale_2, uint col0, SUMS s[KEY_TILES],
+                inout SUMS acc[COL_TILES], inout Online online[STATES]) {
     uint mine = gl_SubgroupID * EDGE * S_PITCH, part = gl_SubgroupInvocationID % ROW_LANES;
     uint place = mine + gl_SubgroupInvocationID / ROW_LANES * S_PITCH;
-    float scale_2 = plain ? rule.scale * LOG2_E : 1.0;
-    [[unroll]] for (uint state = 0u; state < STATES; ++state) {
-        subgroupBarrier();
-        [[unroll]] for (uint n = 0u; n < KEY_TILES; ++n)
-            coopMatStore(s[state * KEY_TILES + n], scores, mine + n * EDGE / 4u, S_PITCH,
-                         gl_CooperativeMatrixLayoutRowMajor);
-        subgroupBarrier();
-        vec4 own[ROW_VECS];
-        float old_max = online[state].row_max, new_max = old_max;
+    subgroupBarrier();
+    [[unroll]] for (uint n = 0u; n < KEY_TILES; ++n)
+        coopMatStore(s[n], scores, mine + n * EDGE / 4u, S_PITCH, gl_CooperativeMatrixLayoutRowMajor);
+    subgroupBarrier();
+    vec4 own[ROW_VECS];
+    float old_max = online[0].row_max, new_max = LOWEST;
+    [[unroll]] for (uint i = 0u; i < ROW_VECS; ++i)
+        own[i] = uintBitsToFloat(scores[place + part + ROW_LANES * i]);
+    if (masking != NOTHING) {
+        ScoreRow row = score_rows[held_row()];
         [[unroll]] for (uint i = 0u; i < ROW_VECS; ++i)
-            own[i] = uintBitsToFloat(scores[place + part + ROW_LANES * i]) * scale_2;
-        if (!plain) {
-            ScoreRow row = score_rows[held_row(state)];
-            [[unroll]] for (uint i = 0u; i < ROW_VECS; ++i)
-                [[unroll]] for (uint c = 0u; c < 4u; ++c)
-                    own[i][c] = score_2(own[i][c], rule, row, col0 + 4u * (part + ROW_LANES * i) + c);
-        }
-        [[unroll]] for (uint i = 0u; i < ROW_VECS; ++i)
-            new_max = max(new_max, max(max(own[i].x, own[i].y), max(own[i].z, own[i].w)));
-        [[unroll]] for (uint step = 1u; step < ROW_LANES; step *= 2u)
-            new_max = max(new_max, subgroupShuffleXor(new_max, step));
-        float sum = 0.0, shift = HEADROOM - new_max, factor = exp2(old_max - new_max);
-        [[unroll]] for (uint i = 0u; i < ROW_VECS; ++i) {
-            own[i] = exp2(own[i] + shift);
-            sum += (own[i].x + own[i].y) + (own[i].z + own[i].w);
-        }
-        online[state] = Online(new_max, fma(online[state].row_sum, factor, sum));
-        subgroupBarrier();  // a matrix of factors, where the scores were
-        for (uint i = part; i < EDGE / 4u; i += ROW_LANES) scores[place + i] = uvec4(floatBitsToUint(factor));
-        subgroupBarrier();
-        if (subgroupAny(factor != 1.0)) {
-            SUMS factors;
-            coopMatLoad(factors, scores, mine, S_PITCH, gl_CooperativeMatrixLayoutRowMajor);
-            [[unroll]] for (uint d = 0u; d < COL_TILES; ++d) acc[state * COL_TILES + d] *= factors;
-        }
-        subgroupBarrier();
-        [[unroll]] for (uint i = 0u; i < ROW_VECS; ++i) {
-            uint v = part + ROW_LANES * i;
-            [[unroll]] for (uint low = 0u; low < PARTS; ++low) {
-                uvec2 words = half_words(own[i]);
-                if (v % 2u == 0u) scores[place + (low * BLOCK_KEYS / 4u + v) / 2u].xy = words;
-                else scores[place + (low * BLOCK_KEYS / 4u + v) / 2u].zw = words;
-#if defined(DTYPE_BF16)
-                own[i] -= from_bf16(words);
-#endif
+            [[unroll]] for (uint c = 0u; c < 4u; ++c) {
+                uint key = col0 + 4u * (part + ROW_LANES * i) + c;
+                if (masking == BY_RULE) own[i][c] = score_2(own[i][c], rule, row, key);
+                else if (key < row.begin || key >= row.end) own[i][c] = uintBitsToFloat(MINUS_INFINITY);
             }
-        }
-        subgroupBarrier();
-        [[unroll]] for (uint n = 0u; n < KEY_TILES; ++n)
-            [[unroll]] for (uint low = 0u; low < PARTS; ++low)
-                coopMatLoad(p[(state * KEY_TILES + n) * PARTS + low], scores,
-                            mine + low * BLOCK_KEYS / 8u + n * EDGE_QUADS, S_PITCH, gl_CooperativeMatrixLayoutRowMajor);
     }
+    [[unroll]] for (uint i = 0u; i < ROW_VECS; ++i)
+        new_max = max(new_max, max(max(own[i].x, own[i].y), max(own[i].z, own[i].w)));
+    [[unroll]] for (uint step = 1u; step < ROW_LANES; step *= 2u)
+        new_max = max(new_max, subgroupShuffleXor(new_max, step));
+    new_max = max(old_max, new_max * scale_2);
+    float sum = 0.0, shift = HEADROOM - new_max, factor = exp2(old_max - new_max);
+    [[unroll]] for (uint i = 0u; i < ROW_VECS; ++i) {
+        own[i] = exp2(fma(own[i], vec4(scale_2), vec4(shift)));
+        sum += (own[i].x + own[i].y) + (own[i].z + own[i].w);
+    }
+    online[0] = Online(new_max, fma(online[0].row_sum, factor, sum));
+    subgroupBarrier();  // a matrix of factors, where the scores were
+    for (uint i = part; i < EDGE / 4u; i += ROW_LANES) scores[place + i] = uvec4(floatBitsToUint(factor));
+    subgroupBarrier();
+    if (subgroupAny(factor != 1.0)) {
+        SUMS factors;
+        coopMatLoad(factors, scores, mine, S_PITCH, gl_CooperativeMatrixLayoutRowMajor);
+        [[unroll]] for (uint d = 0u; d < COL_TILES; ++d) acc[d] *= factors;
+    }
+    subgroupBarrier();
+    [[unroll]] for (uint i = 0u; i < ROW_VECS; ++i) {
+        uint v = part + ROW_LANES * i;
+        [[unroll]] for (uint low = 0u; low < PARTS; ++low) {
+            uvec2 words = half_words(own[i]);
+            if (v % 2u == 0u) scores[place + (low * BLOCK_KEYS / 4u + v) / 2u].xy = words;
+            else scores[place + (low * BLOCK_KEYS / 4u + v) / 2u].zw = words;
+#if defined(DTYPE_BF16)
+            own[i] -= from_bf16(words);
+#endif
+        }
+    }
+    subgroupBarrier();
+}
+
+// The weights of GROUP matrices of keys from `first`, as operands.
+void weigh(uint first, float scale_2, SUMS s[KEY_TILES], Online online[STATES], out QUERIES p[GROUP * PARTS]) {
+    [[unroll]] for (uint n = 0u; n < GROUP; ++n)
+        [[unroll]] for (uint low = 0u; low < PARTS; ++low)
+            coopMatLoad(p[n * PARTS + low], scores,
+                        gl_SubgroupID * EDGE * S_PITCH + low * BLOCK_KEYS / 8u + (first + n) * EDGE_QUADS, S_PITCH,
+                        gl_CooperativeMatrixLayoutRowMajor);
 }
 
 // Which element a component is comes from a matrix that holds its own indices.
-void add_not_finite(uint j, uint at, uint quads, inout SUMS acc[ROW_TILES * COL_TILES]) {
+void add_not_finite(uint j, uint at, uint quads, inout SUMS acc[COL_TILES]) {
     uint mine = gl_SubgroupID * EDGE * S_PITCH;
     subgroupBarrier();
     for (uint i = gl_SubgroupInvocationID; i < EDGE * EDGE / 4u; i += LANES) {
@@ -92,23 +97,19 @@ void add_not_finite(uint j, uint at, uint quads, inout SUMS acc[ROW_TILES * COL_
     coopMatLoad(index, scores, mine, S_PITCH, gl_CooperativeMatrixLayoutRowMajor);
     for (uint i = 0u; i < index.length(); ++i) {
         uint place = uint(index[i]);
-        [[unroll]] for (uint n = 0u; n < ROW_TILES * COL_TILES; ++n) {
-            float term = not_finite_term(own_rows() + n / COL_TILES * EDGE + place / EDGE,
-                                         n % COL_TILES * EDGE + place % EDGE, j, at, quads);
-            if (term != 0.0) acc[n][i] += term;
+        [[unroll]] for (uint d = 0u; d < COL_TILES; ++d) {
+            float term = not_finite_term(own_rows() + place / EDGE, d * EDGE + place % EDGE, j, at, quads);
+            if (term != 0.0) acc[d][i] += term;
         }
     }
 }
 
 // Ends the subgroup's rows: lse, and what their sums are to be multiplied by in row_factor. May use `stage`.
 void end_rows(RowTile tile, Online online[STATES]) {
-    [[unroll]] for (uint state = 0u; state < STATES; ++state) {
-        float sum = online[state].row_sum;
-        [[unroll]] for (uint step = 1u; step < ROW_LANES; step *= 2u) sum += subgroupShuffleXor(sum, step);
-        if (gl_SubgroupInvocationID % ROW_LANES == 0u)
-            row_factor[held_row(state)] = finish_row(tile, tile.first + held_row(state),
-                                                     natural_max(online[state].row_max), sum,
-                                                     (flags() & FLAG_LSE) != 0u);
-    }
+    float sum = online[0].row_sum;
+    [[unroll]] for (uint step = 1u; step < ROW_LANES; step *= 2u) sum += subgroupShuffleXor(sum, step);
+    if (gl_SubgroupInvocationID % ROW_LANES == 0u)
+        row_factor[held_row()] = finish_row(tile, tile.first + held_row(), natural_max(online[0].row_max), sum,
+                                            (flags() & FLAG_LSE) != 0u);
 }
 #endif

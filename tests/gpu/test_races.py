@@ -89,10 +89,8 @@ def cannot_run(kernel: Variant, info: DeviceInfo) -> list[str]:
     is_foreign = kernel.kernel == "attn_split_subgroup" and not info.tuned.split_subgroups
     if is_foreign and kernel.axes["query"] != "f16" and not IS_LONG:
         return ["not chosen on a device of this type; tried with float16 only unless VKATTN_LONG=1"]
-    lanes = int(kernel.axes.get("lanes", "l1")[1:])
-    if lanes > info.subgroup_size:
-        return [f"needs subgroups of {lanes}, the device has {info.subgroup_size}"]
-    return fused.variant_reasons(kernel, info)
+    family = split if kernel.kernel.startswith("attn_split") else fused
+    return family.variant_reasons(kernel, info)
 
 
 def repeated(run: Callable[[], list[np.ndarray]]) -> list[np.ndarray]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import emulated
 from tests.shader_tree import (
     TINY_COMP,
     BuildError,
@@ -57,6 +58,14 @@ def test_the_kernel_of_the_graph_tests_is_its_source() -> None:
     if glslang.version() == "12.0.0":
         assert compiled == committed
     assert reflect.reflect(compiled) == reflect.reflect(committed), "other versions order their words differently"
+
+
+@pytest.mark.parametrize("name", emulated.NAMES)
+def test_emulations_have_the_interface_of_their_source(name: str) -> None:
+    """After a change of the kernel or of what it includes: python tests/emulated.py."""
+    committed = reflect.reflect((emulated.FOLDER / f"{name}.spv").read_bytes())
+    assert committed == reflect.reflect(emulated.compiled(name))
+    assert committed.capabilities == []  # that any device may run
 
 
 def test_missing_programs_are_named_with_the_remedy(tiny: Tree, monkeypatch, capsys) -> None:

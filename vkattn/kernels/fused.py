@@ -14,7 +14,7 @@ from ..caps.model import DeviceInfo
 from ..formats import variant_axes
 from ..problem import Problem
 from .grid import items_that_fit, too_long
-from .manifest import Variant, variant
+from .manifest import Variant, load_manifest, variant
 from .passes import Cut, Pass
 from .support import device_reasons
 from .three_pass import DISPATCH_SECONDS, MULTIPLY_ADDS_PER_SECOND
@@ -22,12 +22,19 @@ from .tiers import allowed_tiers
 
 NAME = "fused"
 
-#: Query rows of a tile and elements of value_dim of a chunk, in shaders/attn_fused.comp (by the axis `width`) and in
-#: shaders/attn_fused_subgroup.comp. Tests tie them to the shaders.
-BLOCK_ROWS = 64
+#: Query rows of a tile (by the axis `tile`) and elements of value_dim of a chunk (by `width`) in
+#: shaders/attn_fused.comp, and both in shaders/attn_fused_subgroup.comp. Tests tie them to the shaders.
+BLOCK_ROWS = {"small": 64, "large": 64, "tall": 128}
 BLOCK_WIDTH = {"w64": 64, "w128": 128}
 SUBGROUP_BLOCK_ROWS = 128
 SUBGROUP_BLOCK_WIDTH = 128
+
+#: Tall tiles from which on they are taken, so that they fill a large GPU: a multiprocessor takes one at a time.
+FEWEST_TALL_TILES = 256
+
+#: Keys up to which `attn_fused` adds up a row without compensation; the longest row of equal values that it then may
+#: have is off by a third of the tolerance (docs/decisions/0006-fused-on-a-gpu.md).
+PLAIN_KEYS = 16384
 
 #: Invocations of a subgroup that attn_fused_subgroup needs: as many lanes load keys for all.
 SUBGROUP_LANES = 8
@@ -38,6 +45,9 @@ def candidates(problem: Problem, info: DeviceInfo) -> list[tuple[Variant, list[s
     dtypes = "_".join(variant_axes(problem.query_dtype, problem.key_dtype, problem.value_dtype))
     width = "w64" if problem.value_dim <= BLOCK_WIDTH["w64"] else "w128"
     names = [f"attn_fused_{dtypes}_{width}_large", f"attn_fused_{dtypes}_w64_small"]
+    tall = f"attn_fused_{dtypes}_{width}_tall"
+    if tall in load_manifest():
+        names.insert(0 if row_tiles(problem, problem.max_q_len, BLOCK_ROWS["tall"]) >= FEWEST_TALL_TILES else 1, tall)
     if not info.tuned.fused_large_tiles:
         names.reverse()
     if info.tuned.fused_subgroups and "subgroup" in allowed_tiers():
@@ -87,12 +97,19 @@ def item_iterations(problem: Problem, max_kv_len: int, kernel: Variant) -> int:
 
 def block_rows(kernel: Variant) -> int:
     """Return the query rows of a tile of ``kernel``."""
-    return SUBGROUP_BLOCK_ROWS if kernel.kernel == "attn_fused_subgroup" else BLOCK_ROWS
+    return SUBGROUP_BLOCK_ROWS if kernel.kernel == "attn_fused_subgroup" else BLOCK_ROWS[kernel.axes["tile"]]
+
+
+def row_tiles(problem: Problem, q_len: int, rows: int) -> int:
+    """Return how many tiles of ``rows`` query rows there are."""
+    return problem.batch_size * problem.num_kv_heads * -(-q_len * problem.group_size // rows)
 
 
 def passes(problem: Problem, info: DeviceInfo) -> tuple[Pass, ...]:
     """Return the one pass; its recording is repeated for each chunk of query rows."""
-    return (Pass(variants(problem, info)[0], ("query", "key", "value", "mask", "out", "lse")),)
+    kernel = variants(problem, info)[0]
+    spec = (int(problem.max_kv_len > PLAIN_KEYS),) if kernel.spec else ()
+    return (Pass(kernel, ("query", "key", "value", "mask", "out", "lse"), spec),)
 
 
 def scratch_words(problem: Problem, info: DeviceInfo, budget_words: int) -> dict[str, int]:
@@ -111,7 +128,7 @@ def cutter(problem: Problem, scratch: dict[str, int], info: DeviceInfo) -> Calla
     rows = block_rows(kernel)
 
     def cut_at(q_len: int, max_kv_len: int) -> Cut:
-        tiles = problem.batch_size * problem.num_kv_heads * -(-q_len * problem.group_size // rows)
+        tiles = row_tiles(problem, q_len, rows)
         work = rows * max(max_kv_len, 1) * (problem.head_dim + problem.value_dim)
         short = max(1, int(DISPATCH_SECONDS * MULTIPLY_ADDS_PER_SECOND[info.device_type] / work))
         loops = items_that_fit(item_iterations(problem, max_kv_len, kernel), info)

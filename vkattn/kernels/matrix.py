@@ -1,7 +1,8 @@
-"""What the two families on matrix units share: sizes, which devices they fit, and the self-test that lets them be used.
+"""What the kernels on matrix units share: sizes, which devices they fit, and the self-test that lets them be used.
 
-Both keep the queries, the scores and the sums of a row tile in the registers of a few subgroups, as cooperative
-matrices of EDGE x EDGE. They differ in how a subgroup goes from scores to weights.
+The two families for prefill keep the queries, the scores and the sums of a row tile in the registers of a few
+subgroups, as cooperative matrices of EDGE x EDGE. They differ in how a subgroup goes from scores to weights. The third
+kernel is one of `split` (`vkattn.kernels.split_matrix`).
 """
 
 from __future__ import annotations
@@ -31,8 +32,10 @@ NARROWEST = 16
 
 #: The extensions of each kernel, and what it needs of the second.
 EXTENSIONS = {"attn_coopmat": ("VK_KHR_cooperative_matrix",),
-              "attn_coopmat2": ("VK_KHR_cooperative_matrix", "VK_NV_cooperative_matrix2")}
-FEATURES = {"attn_coopmat": frozenset[str](), "attn_coopmat2": frozenset({"reductions", "conversions", "per_element"})}
+              "attn_coopmat2": ("VK_KHR_cooperative_matrix", "VK_NV_cooperative_matrix2"),
+              "attn_split_quant_coopmat": ("VK_KHR_cooperative_matrix",)}
+FEATURES = {"attn_coopmat": frozenset[str](), "attn_coopmat2": frozenset({"reductions", "conversions", "per_element"}),
+            "attn_split_quant_coopmat": frozenset[str]()}
 
 #: What these kernels do in a second at the least, in multiply-adds, by device type.
 MULTIPLY_ADDS_PER_SECOND = {"cpu": 1e8, "integrated": 2e11, "virtual": 2e11, "discrete": 4e12, "other": 2e11}
@@ -74,17 +77,25 @@ def candidates(kernel: str, endings: tuple[str, ...], problem: Problem, info: De
     return [known[name] for ending in endings if (name := f"{stem}{ending}") in known]
 
 
+def matrix_shape(kernel: Variant) -> MatrixShape:
+    """Return the multiplication that ``kernel`` is made of."""
+    if kernel.kernel == "attn_split_quant_coopmat":  # codes are exact in float16
+        return MatrixShape(16, 8, 16, "float16", "float32")
+    edge = EDGES[kernel.axes["lanes"]]
+    operand = next(dtype for dtype, axis in AXIS.items() if axis == kernel.axes["dtype"])
+    return MatrixShape(edge, edge, edge, operand, "float32")
+
+
 def static_reasons(kernel: Variant, info: DeviceInfo) -> list[str]:
     """Return why the device does not report what ``kernel`` needs; empty if it does."""
     for extension in EXTENSIONS[kernel.kernel]:  # without it there is nothing more to say
         if extension not in info.extensions:
             return [f"needs {extension}, which the device does not report"]
     reasons = device_reasons(kernel, info)
-    operand = next(dtype for dtype, axis in AXIS.items() if axis == kernel.axes["dtype"])
-    edge = EDGES[kernel.axes["lanes"]]
-    if MatrixShape(edge, edge, edge, operand, "float32") not in info.matrix_shapes:
-        reasons.append(f"needs matrices of {edge} x {edge} x {edge} {operand} summed in float32, which the device does "
-                       "not report")
+    shape = matrix_shape(kernel)
+    if shape not in info.matrix_shapes:
+        reasons.append(f"needs matrices of {shape.m} x {shape.n} x {shape.k} {shape.operand} summed in {shape.result}, "
+                       "which the device does not report")
     lanes = LANES[kernel.axes["lanes"]]
     if info.subgroup_size != lanes:
         reasons.append(f"needs subgroups of {lanes} invocations, the device has {info.subgroup_size}")
@@ -138,7 +149,9 @@ def reasons_of(problem: Problem, info: DeviceInfo, fitting: list[Variant]) -> li
     if kernel is not None:
         return loop_reasons(kernel, problem, info)
     if not fitting:
-        return [f"no variant is compiled for subgroups of {info.subgroup_size} invocations and {problem.query_dtype}"]
+        widest = max(problem.head_dim, problem.value_dim)
+        return [f"no variant is compiled for subgroups of {info.subgroup_size} invocations and {problem.query_dtype} "
+                f"in rows of {widest}"]
     reasons: list[str] = []
     for candidate in fitting:
         found = static_reasons(candidate, info) or [f"{candidate.name}: {use_reasons(candidate, info)[0]}"]

@@ -10,13 +10,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..caps.model import DeviceInfo
 from ..formats import is_plain, variant_axes
 from ..layout import row_quads
 from ..problem import Problem
-from . import matrix
+from . import matrix, split_matrix
 from .grid import iteration_limit, num_groups
 from .manifest import Variant, load_manifest, variant
 from .passes import Cut, Pass
@@ -46,6 +46,11 @@ UNIT = 16
 #: Invocations of a workgroup of shaders/attn_split_subgroup.comp at least.
 FEWEST_THREADS = 128
 
+#: Invocations of a workgroup on matrix units, and workgroups for each of `split_groups`: three of its workgroups are
+#: resident where two of 256 are (168 registers of an invocation on an NVIDIA H200).
+MATRIX_THREADS = 128
+MATRIX_GROUPS = 1.5
+
 #: Keys of a split at most, so that rounding stays far below the tolerance: each lane group adds a few hundred terms.
 MAX_KEYS_PER_SPLIT = 8192
 
@@ -60,8 +65,20 @@ class Shape:
 
 
 def shape(problem: Problem, info: DeviceInfo) -> Shape:
-    """Return the variant to use: with subgroup shuffles if the device has them and the rows fit, else without."""
-    return _shape(problem, info, allowed_tiers())
+    """Return the variant to use: on matrix units if its self-test passed, else with subgroup shuffles, else without."""
+    tiers = allowed_tiers()
+    kernel = split_matrix.usable(problem, info, tiers)  # not remembered: a self-test may come yet
+    return _shape(problem, info, tiers) if kernel is None else matrix_shape(kernel)
+
+
+def matrix_shape(kernel: Variant) -> Shape:
+    """Return how `split` uses ``kernel``, which multiplies on matrix units."""
+    return Shape(kernel, BASE_ROWS, (MATRIX_THREADS,))
+
+
+def untested(problem: Problem, info: DeviceInfo) -> Variant | None:
+    """Return the variant whose self-test decides which one is used, or None if nothing is left to decide."""
+    return split_matrix.untested(problem, info, allowed_tiers())
 
 
 @functools.lru_cache(maxsize=256)  # asked for in every run of a graph
@@ -118,8 +135,7 @@ def _quantised_shape(problem: Problem, info: DeviceInfo, key: str) -> Shape | No
     name = f"attn_split_quant_subgroup_{key}_l{lanes}"
     if name not in load_manifest() or lanes > info.subgroup_size or device_reasons(variant(name), info):
         return None
-    return Shape(variant(name), BASE_ROWS,
-                 (threads(variant(name), info), min(BASE_ROWS, problem.max_q_len * problem.group_size)))
+    return Shape(variant(name), BASE_ROWS, (FEWEST_THREADS, min(BASE_ROWS, problem.max_q_len * problem.group_size)))
 
 
 def variants(problem: Problem, info: DeviceInfo) -> tuple[Variant, ...]:
@@ -147,7 +163,7 @@ def not_supported_reasons(problem: Problem, info: DeviceInfo) -> list[str]:
     chosen = shape(problem, info)
     if loops_are_too_long(problem, chosen, info):
         items = num_items(problem, chosen.rows, problem.max_q_len)
-        splits = num_splits(items, problem.max_kv_len, info)
+        splits = num_splits(items, problem.max_kv_len, filled(chosen, info))
         reasons.append(f"{items} items in {splits} splits go beyond the 65535 loop iterations of an invocation after "
                        "which llvmpipe ends loops without an error")
     return reasons + device_reasons(chosen.kernel, info)
@@ -183,7 +199,7 @@ def loops_are_too_long(problem: Problem, chosen: Shape, info: DeviceInfo) -> boo
     if limit is None:
         return False
     items = num_items(problem, chosen.rows, problem.max_q_len)
-    splits = num_splits(items, problem.max_kv_len, info)
+    splits = num_splits(items, problem.max_kv_len, filled(chosen, info))
     each, merge = split_iterations(problem, chosen.kernel, splits)
     taken = -(-items * splits // num_groups(info))
     return taken * each + min(taken, items) * merge > limit
@@ -199,7 +215,11 @@ def split_iterations(problem: Problem, kernel: Variant, splits: int) -> tuple[in
 
 def passes(problem: Problem, info: DeviceInfo) -> tuple[Pass, ...]:
     """Return the one pass; the subgroup form for floats can append the new rows of a cache before it reads them."""
-    chosen = shape(problem, info)
+    return passes_of(shape(problem, info))
+
+
+def passes_of(chosen: Shape) -> tuple[Pass, ...]:
+    """Return the one pass of a variant."""
     tensors = ("query", "key", "value", "mask", "parts", "tickets", "out", "lse")
     if chosen.kernel.kernel != "attn_split_subgroup":
         return (Pass(chosen.kernel, tensors, chosen.spec),)
@@ -223,6 +243,16 @@ def num_splits(items: int, max_kv_len: int, info: DeviceInfo) -> int:
     return min(wanted, MAX_SPLITS, max(max_kv_len, 1))
 
 
+def filled(chosen: Shape, info: DeviceInfo) -> DeviceInfo:
+    """Return ``info`` with the number of workgroups of ``chosen`` that fill the device as `split_groups`."""
+    return _with_groups(info, MATRIX_GROUPS) if chosen.kernel.kernel == split_matrix.KERNEL else info
+
+
+@functools.lru_cache(maxsize=64)
+def _with_groups(info: DeviceInfo, factor: float) -> DeviceInfo:
+    return replace(info, tuning=replace(info.tuned, split_groups=int(info.tuned.split_groups * factor)))
+
+
 def part_words(problem: Problem, rows: int) -> int:
     """Return the words of the state and the row of values that one split of one item leaves."""
     return rows * (1 + -(-problem.value_dim // 4)) * 4
@@ -231,7 +261,7 @@ def part_words(problem: Problem, rows: int) -> int:
 def scratch_words(problem: Problem, info: DeviceInfo, budget_words: int) -> dict[str, int]:
     """Return the words of the parts (for any live lengths within the capacities) and of the ticket counters."""
     chosen = shape(problem, info)
-    rows, fewest = chosen.rows, 1 if chosen.kernel.kernel == "attn_split_lanes" else 2
+    rows, fewest, info = chosen.rows, 1 if chosen.kernel.kernel == "attn_split_lanes" else 2, filled(chosen, info)
     most = 0
     for q_len in range(1, problem.max_q_len + 1):
         items = num_items(problem, rows, q_len)
@@ -248,7 +278,8 @@ def cut(problem: Problem, q_len: int, max_kv_len: int, scratch: dict[str, int], 
 
 def cutter(problem: Problem, scratch: dict[str, int], info: DeviceInfo) -> Callable[[int, int], Cut]:
     """Return `cut` for live lengths alone, with what does not depend on them found once: a graph asks in every run."""
-    rows = shape(problem, info).rows
+    chosen = shape(problem, info)
+    rows, info = chosen.rows, filled(chosen, info)
     words = part_words(problem, rows)
 
     def cut_at(q_len: int, max_kv_len: int) -> Cut:

@@ -16,16 +16,19 @@ from .. import oracle
 from ..dispatch import PRIORITY, is_for, is_passed_over
 from ..dtypes import AXIS, numpy_dtype
 from ..errors import VkattnError
-from ..kernels import matrix
+from ..kernels import matrix, split_matrix
 from ..kernels.manifest import Variant
 from ..kernels.verdicts import UNFINISHED, note, verdict, withdraw
 from ..problem import Problem
 from ..runtime.device import Device
 from ..validate import attention_call
+from . import selftest_split
 from .plan import AttentionPlan, plan_key
 
 #: How a verdict begins that holds for this process only: there may be more memory the next time.
 COULD_NOT_RUN = "its self-test could not be run on this device"
+
+FAILED = "failed its self-test on this device"
 
 #: (batch, query heads, KV heads, q_len, kv_len), head_dim, value_dim.
 Sizes = tuple[tuple[int, int, int, int, int], int, int]
@@ -63,12 +66,15 @@ def _test(device: Device, kernel: Variant) -> None:
 def judge(device: Device, kernel: Variant) -> str:
     """Run the self-test of ``kernel``; return "" if it is right, else what is wrong."""
     rng = np.random.default_rng(2026)
-    dtype = next(name for name, axis in AXIS.items() if axis == kernel.axes["dtype"])
     try:
+        if kernel.kernel == split_matrix.KERNEL:
+            wrong = selftest_split.judge(device, kernel, rng)
+            return f"{FAILED} ({wrong})" if wrong else ""
+        dtype = next(name for name, axis in AXIS.items() if axis == kernel.axes["dtype"])
         for label, (counts, head_dim, value_dim), options in cases(matrix.WIDTHS[kernel.axes["width"]], rng):
             wrong = _judge_one(device, kernel, dtype, counts, head_dim, value_dim, options, rng)
             if wrong:
-                return f"failed its self-test on this device ({label}: {wrong})"
+                return f"{FAILED} ({label}: {wrong})"
     except (VkattnError, ImportError, RuntimeError) as error:
         return f"{COULD_NOT_RUN} ({type(error).__name__}: {error})"
     return ""

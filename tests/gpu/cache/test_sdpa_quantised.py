@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 import vkattn
 from tests.caches import Session, assert_holds
+from tests.emulated import forced
 from tests.fakes import with_tuning
 from vkattn import GraphBuilder, KVCache
 from vkattn.formats import QUANTISED
@@ -96,12 +98,18 @@ def test_every_algorithm_reads_every_format(device: Device, rng: np.random.Gener
 
 
 @pytest.mark.parametrize("dtype", ["int8", "q4_0", pytest.param("q8_0", marks=pytest.mark.slow)])
-def test_split_with_subgroup_shuffles(device: Device, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch,
-                                      dtype: str) -> None:
-    """What a GPU decodes with: several splits, empty ones too, and a mask that closes rows with NaN for scales."""
+@pytest.mark.parametrize("by", ["shuffles", "matrix units"])
+def test_what_a_gpu_decodes_with(device: Device, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch,
+                                 dtype: str, by: str) -> None:
+    """Several splits, empty ones too, and a mask that closes rows with NaN for scales; matrix units are emulated."""
+    with forced(f"{dtype}_d64") if by == "matrix units" else nullcontext():
+        _decode(device, rng, monkeypatch, dtype, "emulated" if by == "matrix units" else "attn_split_quant_subgroup_")
+
+
+def _decode(device: Device, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, dtype: str, kernel: str) -> None:
     monkeypatch.setattr(device, "info", with_tuning(device.info, split_subgroups=True))
-    wide = 8 * device.info.subgroup_size
-    made = made_session(device, rng, (dtype, dtype), dims=(min(wide, 100), min(wide, 50)), heads=(10, 2), capacity=150)
+    wide = min(8 * device.info.subgroup_size, 60 if kernel == "emulated" else 100)
+    made = made_session(device, rng, (dtype, dtype), dims=(wide, min(wide, 50)), heads=(10, 2), capacity=150)
     monkeypatch.setattr(split, "num_splits", lambda items, max_kv_len, info: min(5, max(max_kv_len, 1)))
     builder = GraphBuilder(device)
     cache = made.cache
@@ -116,7 +124,7 @@ def test_split_with_subgroup_shuffles(device: Device, rng: np.random.Generator, 
     builder.output("lse", lse)
     graph = builder.build()
     kernels = {step.variant.name for step in graph._latest.dispatches}
-    assert any(name.startswith(f"attn_split_quant_subgroup_{dtype}") for name in kernels)
+    assert any(name.startswith(kernel) and dtype in name for name in kernels)
     rows = made.arrays(140)
     cache.update(*rows[1:], 0)
     made.model.update(*rows[1:], 0)

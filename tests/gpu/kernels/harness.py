@@ -47,13 +47,14 @@ class Rig:
     """A recording of one variant, one dispatch for each of ``pushes``, over host buffers of the given words."""
 
     def __init__(self, device: Device, variant: Variant, pushes: Sequence[Mapping[str, int]], words: Mapping[str, int],
-                 groups: int = 3) -> None:
+                 groups: int = 3, spec: tuple[int, ...] = ()) -> None:
         self.device, self.variant = device, variant
         self._before: dict[str, np.ndarray] = {}
         self._buffers = {binding.name: device.buffer(words[binding.name], "host", binding.name)
                          for binding in variant.bindings}
         bindings = tuple(Binding(buffer) for buffer in self._buffers.values())
-        self._recording = device.recording(segments(Dispatch(variant, bindings, push, groups) for push in pushes))
+        self._recording = device.recording(segments(
+            Dispatch(variant, bindings, push, groups, spec=spec) for push in pushes))
 
     def run(self, inputs: Mapping[str, Sequence[tuple[int, np.ndarray]]]) -> dict[str, np.ndarray]:
         """Write (offset, words) pieces into buffers full of GUARD, run, return a copy of each buffer that is written.
@@ -101,9 +102,11 @@ class Rigs:
             self._made[variant.name] = self.make(variant)
         return self._made[variant.name]
 
-    def make(self, variant: Variant, groups: int = 3, chunks: int | None = None, **words: int) -> Rig:
+    def make(self, variant: Variant, groups: int = 3, chunks: int | None = None, spec: tuple[int, ...] = (),
+             **words: int) -> Rig:
         """Return a rig for one test, which closes it; ``words`` stand in place of the module's."""
-        return Rig(self.device, variant, chunk_pushes(variant, chunks or CHUNKS), {**self._words, **words}, groups)
+        pushes = chunk_pushes(variant, chunks or CHUNKS)
+        return Rig(self.device, variant, pushes, {**self._words, **words}, groups, spec)
 
     def close(self) -> None:
         for rig in self._made.values():

@@ -1,0 +1,123 @@
+// Codes as operands: each invocation loads the codes that its components of a matrix are made of, and turns them into
+// halves in registers.
+//
+// A half has 11 bits, so that `code | 0x6400` in 16 bits is 1024 + code, exactly, and a subtraction leaves the code less
+// its bias: two operations for two elements. Which element of a key is which column of a matrix does not matter if the
+// queries lie the same way, nor which element of a value is which row if the outputs are put in order at the end; so an
+// invocation takes words as they are stored. Of blocks with a scale of their own a matrix holds one only.
+// Includer must include params.glsl and lane_matrices.glsl, define KEY_INT8, KEY_Q8_0 or KEY_Q4_0, WIDTH, and views of
+// the buffers: `KEY_UNIT key[]`, `VALUE_UNIT value[]`, `uvec2 key_scales[]` and `uvec2 value_scales[]`.
+#ifndef VKATTN_CODE_MATRICES
+#define VKATTN_CODE_MATRICES
+
+#define STEPS (WIDTH / 16)  // matrices across head_dim and value_dim
+#define WORDS (WIDTH / 32)  // of a value in an invocation: each is of two matrices
+#if !defined(KEY_INT8)
+#define BLOCKS (WIDTH / 32)  // with a scale of their own
+#endif
+
+// Where the codes of one head lie, in quads, and its scales, in words.
+struct Source {
+    uint codes_at, row_quads;
+    uint live;  // quads, or blocks, of a row
+    uint scales_at, row_scales;
+};
+
+Source source_of(uint start, uint head_quads, uint batch_quads, uint row_quads, uint vecs) {
+    Source source;
+    source.codes_at = start + head_quads;
+    source.row_quads = row_quads;
+#if defined(BLOCKS)
+    source.live = (vecs + 7u) / 8u;
+    source.row_scales = (vecs + 15u) / 16u;
+#else
+    source.live = row_quads;
+    source.row_scales = 2u;
+#endif
+    source.scales_at = 4u * (start + batch_size() * batch_quads) + head_quads / row_quads * source.row_scales;
+    return source;
+}
+
+// What an invocation holds of a tile of 16 keys: its share of keys g and g + 8, and their scales (int8: scale and zero
+// point). Beyond the last key, and the last unit of a row, those are read again: such keys get no weight, and such
+// elements meet queries of 0. Of the values it holds its share of values 2 t, 2 t + 8, 2 t + 1 and 2 t + 9, and the scales
+// of values g and g + 8.
+struct Keys {
+    KEY_UNIT unit[2 * KEY_UNITS];
+    uvec2 scale[2];
+};
+struct Values {
+    VALUE_UNIT unit[4 * VALUE_UNITS];
+    uvec2 scale[2];
+};
+
+// Two words of which the first is `word` of the buffer; the second is of use only if `word` is even.
+uvec2 words_from(uvec2 pair, uint word) { return uvec2((word & 1u) != 0u ? pair.y : pair.x, pair.y); }
+#define SCALES(pairs, j) words_from(pairs[source.scales_at + (j) * source.row_scales >> 1], \
+                                    source.scales_at + (j) * source.row_scales)
+
+#if defined(KEY_INT8)
+#define KEY_AT(j, n) (source.codes_at + (j) * source.row_quads + min(4u * (n) + t(), source.live - 1u))
+#if WIDTH == 128
+#define VALUE_AT(j, n) (source.codes_at + (j) * source.row_quads + min(g(), source.live - 1u))
+#else
+#define VALUE_AT(j, n) (4u * (source.codes_at + (j) * source.row_quads) + min(8u * (n) + g(), 4u * source.live - 1u))
+#endif
+#else
+#define KEY_AT(j, n) ((source.codes_at + (j) * source.row_quads) * (16u / KEY_UNIT_BYTES)  \
+                      + 4u * min(n, source.live - 1u) + t())
+#define VALUE_AT(j, n) (4u * (source.codes_at + (j) * source.row_quads)                    \
+                        + BLOCK_WORDS * min(n, source.live - 1u) + g() * BLOCK_WORDS / 8u)
+#endif
+
+Keys fetch_keys(Source source, uint j0, uint end) {
+    Keys held;
+    UNROLL for (uint h = 0u; h < 2u; ++h) {
+        uint j = min(j0 + 8u * h + g(), end - 1u);
+        UNROLL for (uint n = 0u; n < KEY_UNITS; ++n) held.unit[h * KEY_UNITS + n] = key[KEY_AT(j, n)];
+        held.scale[h] = SCALES(key_scales, j);
+    }
+    return held;
+}
+
+Values fetch_values(Source source, uint j0, uint end) {
+    Values held;
+    UNROLL for (uint i = 0u; i < 4u; ++i) {
+        uint j = min(j0 + 2u * t() + i / 2u + 8u * (i % 2u), end - 1u);
+        UNROLL for (uint n = 0u; n < VALUE_UNITS; ++n) held.unit[i * VALUE_UNITS + n] = value[VALUE_AT(j, n)];
+    }
+    UNROLL for (uint h = 0u; h < 2u; ++h) held.scale[h] = SCALES(value_scales, min(j0 + 8u * h + g(), end - 1u));
+    return held;
+}
+
+// Which vec of a query belongs to matrix i, and which vec of the output to matrices 2 b and 2 b + 1.
+#if defined(BLOCKS)
+uint query_vec_index(uint i) { return 8u * (i / 2u) + 2u * t() + i % 2u; }
+#else
+uint query_vec_index(uint i) { return 16u * (i / 4u) + 4u * t() + i % 4u; }
+#endif
+#if defined(KEY_INT8) && WIDTH == 128
+uint output_vec_index(uint b) { return 4u * g() + b; }
+#else
+uint output_vec_index(uint b) { return 8u * b + g(); }
+#endif
+
+// The bits of two halves of 1024, as a number that the compiler does not know (the flags are few bits): see two_23_bits
+// in code_units.glsl.
+uint two_1024_bits() { return 0x64006400u | flags() >> 31; }
+
+#if defined(KEY_Q4_0)
+// Of both halves the codes where `mask` is: in bits 0 .. 3, or in bits 4 .. 7, less 8.
+HALF2 nibbles_of(uint bits, uint mask, HALF factor, HALF bias, uint two_1024) {
+    return fma(halves(bits & mask | two_1024), HALF2(factor), HALF2(-bias));
+}
+#define LOW_NIBBLES(bits) nibbles_of(bits, 0x000F000Fu, HALF(1.0), HALF(1032.0), two_1024)
+#define HIGH_NIBBLES(bits) nibbles_of(bits, 0x00F000F0u, HALF(0.0625), HALF(72.0), two_1024)
+#else
+// Of both halves the codes in bits 0 .. 7, less a bias that has 1024 more.
+HALF2 codes_of(uint bits, HALF2 bias, uint two_1024) { return halves(bits & 0x00FF00FFu | two_1024) - bias; }
+#endif
+
+// A half of 1024 + 128 + zero point. A zero point that is none, in a row that nobody attends, makes no NaN.
+uint bias_bits(uint zero_point) { return 0x6400u + (zero_point + 128u & 0xFFu); }
+#endif
