@@ -74,7 +74,9 @@ def refused(variant: Variant, device: Device) -> bool:
 def cases_for(variant: Variant) -> dict[str, Case]:
     """Return the cases whose rows fit the variant, and whose row tiles the rig's chunks hold."""
     width, rows = matrix.WIDTHS[variant.axes["width"]], matrix.block_rows(variant)
-    return {name: case for name, case in (CASES | TILES).items() if max(case.head_dim, case.value_dim) <= width
+    return {name: case for name, case in (CASES | TILES).items()
+            if min(case.head_dim, case.value_dim) >= matrix.NARROWEST
+            and max(case.head_dim, case.value_dim) <= width
             and -(-case.q_len * case.group_size // rows) * case.batch_size * case.num_kv_heads
             <= CHUNKS * case.tiles_per_chunk}
 
@@ -98,7 +100,7 @@ def test_a_variant(device: Device, rigs: Rigs, variant: Variant) -> None:
         if not share <= 1:
             wrong[name] = share
     assert not wrong
-    fused_tests.test_values_that_are_not_finite(rig, np.random.default_rng(3))
+    fused_tests.test_values_that_are_not_finite(rig, rigs, np.random.default_rng(3))
     for bad in (np.nan, np.inf):
         fused_tests.test_a_score_that_is_not_a_number_makes_its_row_nan(rig, np.random.default_rng(3), bad)
     _large_scores(rig)
