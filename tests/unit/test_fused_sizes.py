@@ -14,6 +14,7 @@ from vkattn.caps.model import DeviceInfo
 from vkattn.formats import QUANTISED
 from vkattn.kernels import fused
 from vkattn.kernels.manifest import load_manifest
+from vkattn.kernels.passes import Cut, even_cut
 from vkattn.problem import Problem
 
 SHADERS = Path(__file__).resolve().parents[2] / "shaders"
@@ -110,3 +111,9 @@ def test_small_variants_fit_what_vulkan_promises() -> None:
     assert len(small) == 5 + 4
     for kernel in small:
         assert kernel.shared_bytes <= 16384 and math.prod(kernel.local_size) <= 128 and not kernel.capabilities
+
+
+@pytest.mark.parametrize(("tiles", "most", "per_chunk", "chunks"), [
+    (1536, 558, 512, 3), (5, 3, 3, 2), (4, 4, 4, 1), (7, 1, 1, 7), (0, 1, 1, 0)])
+def test_chunks_are_about_as_large(tiles: int, most: int, per_chunk: int, chunks: int) -> None:
+    assert even_cut(tiles, most) == Cut({"tiles_per_chunk": per_chunk}, chunks)

@@ -15,7 +15,7 @@ from ..formats import variant_axes
 from ..problem import Problem
 from .grid import items_that_fit, too_long
 from .manifest import Variant, load_manifest, variant
-from .passes import Cut, Pass
+from .passes import Cut, Pass, even_cut
 from .support import device_reasons
 from .three_pass import DISPATCH_SECONDS, MULTIPLY_ADDS_PER_SECOND
 from .tiers import allowed_tiers
@@ -134,7 +134,6 @@ def cutter(problem: Problem, scratch: dict[str, int], info: DeviceInfo) -> Calla
         loops = items_that_fit(item_iterations(problem, max_kv_len, kernel), info)
         chunks_of_values = -(-problem.value_dim // 64)
         fit = tiles if loops is None else loops // chunks_of_values
-        per_chunk = max(1, min(short, fit, tiles))
-        return Cut({"tiles_per_chunk": per_chunk}, -(-tiles // per_chunk))
+        return even_cut(tiles, max(1, min(short, fit, tiles)))
 
     return cut_at

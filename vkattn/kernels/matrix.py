@@ -14,7 +14,7 @@ from ..dtypes import AXIS
 from ..problem import Problem
 from .grid import items_that_fit, too_long
 from .manifest import Variant, load_manifest
-from .passes import Cut, Pass
+from .passes import Cut, Pass, even_cut
 from .support import device_reasons
 from .three_pass import DISPATCH_SECONDS
 from .tiers import allowed_tiers
@@ -176,8 +176,7 @@ def cut_of(kernel: Variant, problem: Problem, q_len: int, max_kv_len: int, info:
     work = rows * max(max_kv_len, 1) * 2 * WIDTHS[kernel.axes["width"]]
     short = max(1, int(DISPATCH_SECONDS * MULTIPLY_ADDS_PER_SECOND[info.device_type] / work))
     fit = items_that_fit(item_iterations(max_kv_len), info)
-    per_chunk = max(1, min(short, tiles if fit is None else fit, tiles))
-    return Cut({"tiles_per_chunk": per_chunk}, -(-tiles // per_chunk))
+    return even_cut(tiles, max(1, min(short, tiles if fit is None else fit, tiles)))
 
 
 @dataclass(frozen=True)

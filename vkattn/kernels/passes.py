@@ -50,3 +50,10 @@ class Cut:
 
     words: dict[str, int]
     num_chunks: int = 1
+
+
+def even_cut(tiles: int, most: int) -> Cut:
+    """Return how ``tiles`` row tiles go in chunks of at most ``most``: all about as large, so that no device idles."""
+    chunks = -(-tiles // most)
+    per_chunk = -(-tiles // max(chunks, 1))
+    return Cut({"tiles_per_chunk": max(per_chunk, 1)}, chunks)

@@ -25,7 +25,7 @@ BLOCK_ROWS = 32
 BLOCK_COLS = 64
 
 #: What a kernel of this family does in a second at the least, in multiply-adds, by device type.
-MULTIPLY_ADDS_PER_SECOND = {"cpu": 1e9, "integrated": 2e10, "virtual": 2e10, "discrete": 2e11, "other": 2e10}
+MULTIPLY_ADDS_PER_SECOND = {"cpu": 1e9, "integrated": 2e10, "virtual": 2e10, "discrete": 6e11, "other": 2e10}
 
 #: A dispatch is estimated to take at most this long, and a submission (of whole chunks) at most four times as long.
 DISPATCH_SECONDS = 0.25
