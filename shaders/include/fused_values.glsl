@@ -80,25 +80,39 @@ void add_values(inout vec4 sum[OUT_ROWS * OUT_VECS], bool busy, bool dirty, uint
     }
 }
 
-// acc = acc * row_factor + part; what a factor of 0 wipes out may be infinite. Rows of many keys need what rounding
-// takes from them, which `lost` keeps: a sum of n parts is off by up to n 2^-25 of itself without.
-void accumulate(inout vec4 acc[OUT_ROWS * OUT_VECS], inout vec4 lost[OUT_ROWS * OUT_VECS],
-                vec4 part[OUT_ROWS * OUT_VECS], uint y) {
+// acc = acc * row_factor + part; what a factor of 0 wipes out may be infinite.
+void accumulate_plain(inout vec4 acc[OUT_ROWS * OUT_VECS], vec4 part[OUT_ROWS * OUT_VECS], uint y) {
     [[unroll]] for (uint i = 0u; i < OUT_ROWS; ++i) {
         float factor = row_factor[OUT_LEAP * y + OUT_STEP * i];
         [[unroll]] for (uint e = 0u; e < OUT_VECS; ++e) {
             uint n = i * OUT_VECS + e;
-            if (COMPENSATED == 0u) {
-                acc[n] = (factor == 0.0 ? vec4(0.0) : acc[n] * factor) + part[n];
-            } else {
-                precise vec4 old = factor == 0.0 ? vec4(0.0) : acc[n] * factor;
-                precise vec4 term = part[n] - lost[n] * factor;
-                precise vec4 next = old + term;
-                precise vec4 rounded = (next - old) - term;
-                lost[n] = mix(vec4(0.0), rounded, lessThan(abs(next), vec4(3.4e38)));  // no NaN from infinities
-                acc[n] = next;
-            }
+            acc[n] = (factor == 0.0 ? vec4(0.0) : acc[n] * factor) + part[n];
         }
     }
+}
+
+// The same, compensated by `lost`.
+void accumulate_compensated(inout vec4 acc[OUT_ROWS * OUT_VECS], inout vec4 lost[OUT_ROWS * OUT_VECS],
+                            vec4 part[OUT_ROWS * OUT_VECS], uint y) {
+    [[unroll]] for (uint i = 0u; i < OUT_ROWS; ++i) {
+        float factor = row_factor[OUT_LEAP * y + OUT_STEP * i];
+        [[unroll]] for (uint e = 0u; e < OUT_VECS; ++e) {
+            uint n = i * OUT_VECS + e;
+            precise vec4 old = factor == 0.0 ? vec4(0.0) : acc[n] * factor;
+            precise vec4 term = part[n] - lost[n] * factor;
+            precise vec4 next = old + term;
+            precise vec4 rounded = (next - old) - term;
+            lost[n] = mix(vec4(0.0), rounded, lessThan(abs(next), vec4(3.4e38)));  // no NaN from infinities
+            acc[n] = next;
+        }
+    }
+}
+
+// Rows of many keys need what rounding takes from them: without, a sum of n parts is off by up to n 2^-25 of itself.
+// The choice is made once, not for each vec: branches in a row made SwiftShader's compiler take all memory.
+void accumulate(inout vec4 acc[OUT_ROWS * OUT_VECS], inout vec4 lost[OUT_ROWS * OUT_VECS],
+                vec4 part[OUT_ROWS * OUT_VECS], uint y) {
+    if (COMPENSATED == 0u) accumulate_plain(acc, part, y);
+    else accumulate_compensated(acc, lost, part, y);
 }
 #endif
