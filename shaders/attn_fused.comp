@@ -50,7 +50,11 @@ const uint DEPTH = 8u;
 #else
 const uint DEPTH = 4u;
 #endif
+#if defined(KEY_QUANTISED)
+#define UNROLLED  // taking codes apart is code enough for a compiler
+#else
 #define UNROLLED [[unroll]]
+#endif
 #define ROLLED [[dont_unroll]]  // what is unrolled lies within
 #endif
 #if defined(WIDTH_W128)
