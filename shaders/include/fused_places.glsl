@@ -4,7 +4,7 @@
 #define VKATTN_FUSED_PLACES
 
 #if defined(TILE_SMALL)
-// Row i of the invocation at height y is LEAP y + STEP i: its rows lie together, so that few live rows leave invocations
+// Row i of the invocation at height y is LEAP y + STEP i: its rows lie together, so that few live rows leave others
 // idle, which is what a software device saves by.
 const uint SCORE_LEAP = SCORE_ROWS, SCORE_STEP = 1u, OUT_LEAP = OUT_ROWS, OUT_STEP = 1u;
 const bool MAY_IDLE = true;
