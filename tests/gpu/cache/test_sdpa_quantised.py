@@ -98,7 +98,7 @@ def test_every_algorithm_reads_every_format(device: Device, rng: np.random.Gener
 
 
 @pytest.mark.parametrize("dtype", ["int8", "q4_0", pytest.param("q8_0", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("by", ["shuffles", "matrix units"])
+@pytest.mark.parametrize("by", ["shuffles", pytest.param("matrix units", marks=pytest.mark.once)])
 def test_what_a_gpu_decodes_with(device: Device, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch,
                                  dtype: str, by: str) -> None:
     """Several splits, empty ones too, and a mask that closes rows with NaN for scales; matrix units are emulated."""

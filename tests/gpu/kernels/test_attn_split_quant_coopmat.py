@@ -51,6 +51,7 @@ def test_a_variant_passes_its_self_test_or_the_device_lacks_something(device: De
     assert chosen == kernel
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("name", emulated.NAMES)
 def test_the_self_test_in_emulation(device: Device, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(split, "MATRIX_THREADS", emulated.LANES)
@@ -63,6 +64,7 @@ def stored(rows: np.ndarray, dtype: str) -> tuple[QuantisedRows, np.ndarray]:
     return QuantisedRows(*parts), oracle.dequantize(*parts)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("name", emulated.NAMES)
 @pytest.mark.parametrize("case", ["scales", "few keys", "large queries", "a row of zeros", "NaN"])
 def test_hostile_rows_in_emulation(device: Device, rng: np.random.Generator, name: str, case: str) -> None:
