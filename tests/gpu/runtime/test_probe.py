@@ -75,8 +75,12 @@ def test_the_same_twice() -> None:
 
 
 def test_every_base_variant_runs_here(info: DeviceInfo) -> None:
+    """But tall tiles, where there is no room for them: large and small ones are for everybody."""
     for name, variant in load_manifest().items():
-        if not variant.capabilities:
+        if variant.axes.get("tile") == "tall" and variant.shared_bytes > info.max_shared_memory_bytes:
+            assert device_reasons(variant, info) == [
+                f"needs {variant.shared_bytes} bytes of shared memory, the device has {info.max_shared_memory_bytes}"]
+        elif not variant.capabilities:
             assert device_reasons(variant, info) == [], name
 
 
