@@ -187,6 +187,7 @@ def test_a_score_that_is_not_a_number_makes_its_row_nan(rig: Rig, rng: np.random
     np.testing.assert_array_equal(out[~hit], clean_out[~hit])
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("rig", [one for one in VARIANTS if dtypes(one) in {("f32", "f32"), ("f16", "f16")}],
                          indirect=True, ids=lambda variant: variant.name)
 @pytest.mark.parametrize("num_keys", [fused.PLAIN_KEYS, 70000])
