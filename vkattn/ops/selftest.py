@@ -23,15 +23,12 @@ from ..problem import Problem
 from ..runtime.device import Device
 from ..validate import attention_call
 from . import selftest_split
-from .plan import AttentionPlan, plan_key
+from .selftest_case import Sizes, fault
 
 #: How a verdict begins that holds for this process only: there may be more memory the next time.
 COULD_NOT_RUN = "its self-test could not be run on this device"
 
 FAILED = "failed its self-test on this device"
-
-#: (batch, query heads, KV heads, q_len, kv_len), head_dim, value_dim.
-Sizes = tuple[tuple[int, int, int, int, int], int, int]
 
 
 def settle(device: Device, problem: Problem, algorithm: str) -> None:
@@ -109,17 +106,8 @@ def _judge_one(device: Device, kernel: Variant, dtype: str, counts: tuple[int, i
     if options.get("layout") == "bshd":
         clean, given = ([array.transpose(0, 2, 1, 3) for array in some] for some in (clean, given))
     call = attention_call(*given, return_lse=True, **options)
-    with device.lock:
-        key, cut = plan_key(call, device, family(kernel))
-        plan = AttentionPlan(device, key)
-        try:
-            (out, lse), (again, _) = plan.run(call, cut), plan.run(call, cut)
-        finally:
-            plan.close()
-    share = oracle.worst_share(out, *clean, lse=lse, coopmat=True, **options)
-    if not share <= 1:
-        return f"an error of {share:.3g} of the bound"
-    return "" if np.array_equal(out.view(np.uint16), again.view(np.uint16)) else "two runs differ"
+    return fault(device, call, family(kernel),
+                 lambda out, lse: oracle.worst_share(out, *clean, lse=lse, coopmat=True, **options))
 
 
 def family(kernel: Variant) -> ModuleType:

@@ -15,10 +15,7 @@ from ..kernels import matrix, split
 from ..kernels.manifest import Variant
 from ..runtime.device import Device
 from ..validate import attention_call
-from .plan import AttentionPlan, plan_key
-
-#: (batch, query heads, KV heads, q_len, kv_len), head_dim, value_dim.
-Sizes = tuple[tuple[int, int, int, int, int], int, int]
+from .selftest_case import Sizes, fault
 
 
 def judge(device: Device, kernel: Variant, rng: np.random.Generator) -> str:
@@ -72,17 +69,8 @@ def _judge_one(device: Device, kernel: Variant, sizes: Sizes, dtype: str, option
     call = attention_call(query, *stand_ins, return_lse=True, **options)
     problem = replace(call.problem, key_dtype=kernel.axes["key"], value_dtype=kernel.axes["key"])
     call = replace(call, problem=problem, key=stored[0], value=stored[1])
-    with device.lock:
-        key, cut = plan_key(call, device, family(kernel))
-        plan = AttentionPlan(device, key)
-        try:
-            (out, lse), (again, _) = plan.run(call, cut), plan.run(call, cut)
-        finally:
-            plan.close()
-    share = oracle.worst_share(out, query, *exact, lse=lse, **options)
-    if not share <= 1:
-        return f"an error of {share:.3g} of the bound"
-    return "" if out.tobytes() == again.tobytes() else "two runs differ"
+    return fault(device, call, family(kernel),
+                 lambda out, lse: oracle.worst_share(out, query, *exact, lse=lse, **options))
 
 
 def family(kernel: Variant) -> ModuleType:

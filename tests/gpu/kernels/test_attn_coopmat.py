@@ -7,7 +7,6 @@ variants "quad" may find another order of elements than theirs, and then "shared
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -30,20 +29,12 @@ from vkattn.ops.selftest import judge
 from vkattn.runtime.device import Device
 from vkattn.validate import attention_call
 
+pytestmark = pytest.mark.usefixtures("own_verdicts")
+
 VARIANTS = variants_of("attn_coopmat") + variants_of("attn_coopmat2")
 NAMES = [variant.name for variant in VARIANTS]
 
 __all__ = ["WORDS"]  # for the fixture `rigs`
-
-
-@pytest.fixture(scope="module", autouse=True)
-def own_verdicts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Begin without verdicts, so that self-tests run here."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VKATTN_CACHE", str(tmp_path_factory.mktemp("verdicts")))
-        verdicts.forget()
-        yield
-    verdicts.forget()
 
 
 def as_fused(variant: Variant) -> Variant:

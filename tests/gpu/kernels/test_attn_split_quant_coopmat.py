@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -21,17 +20,9 @@ from vkattn.problem import Problem
 from vkattn.runtime.device import Device
 from vkattn.validate import attention_call
 
+pytestmark = pytest.mark.usefixtures("own_verdicts")
+
 VARIANTS = [kernel for kernel in load_manifest().values() if kernel.kernel == split_matrix.KERNEL]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def own_verdicts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Begin without verdicts, so that self-tests run here."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VKATTN_CACHE", str(tmp_path_factory.mktemp("verdicts")))
-        verdicts.forget()
-        yield
-    verdicts.forget()
 
 
 def decode(kernel: Variant) -> Problem:
