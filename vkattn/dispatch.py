@@ -10,8 +10,8 @@ from .errors import NoKernelError, OptionError
 from .kernels import coopmat, coopmat2, fused, split, three_pass
 from .problem import Problem
 
-#: In order of preference; each module has NAME and not_supported_reasons(problem, info). ONLY_BY_NAME_ON holds the
-#: device types on which "auto" passes it over.
+#: In order of preference; each module has NAME and not_supported_reasons(problem, info). "auto" passes one over on the
+#: device types in its ONLY_BY_NAME_ON, and for problems of which its is_passed_over(problem, info) says so.
 PRIORITY: tuple[ModuleType, ...] = (
     split,  # few query rows: reads keys and values once, fills the device
     coopmat2,  # half precision on matrix units, softmax by row reductions
@@ -69,7 +69,7 @@ def is_for(module: ModuleType, info: DeviceInfo, algorithm: str) -> bool:
 
 def is_passed_over(module: ModuleType, problem: Problem, info: DeviceInfo) -> bool:
     """Whether "auto" prefers what comes after ``module`` for this problem."""
-    return hasattr(module, "passed_over_reasons") and bool(module.passed_over_reasons(problem, info))
+    return hasattr(module, "is_passed_over") and bool(module.is_passed_over(problem, info))
 
 
 def by_name(name: str) -> ModuleType:

@@ -133,7 +133,7 @@ def _quantised_shape(problem: Problem, info: DeviceInfo, key: str) -> Shape | No
     units = -(-max(problem.head_dim, problem.value_dim) // UNIT)
     lanes = max(4, 1 << (units - 1).bit_length())
     name = f"attn_split_quant_subgroup_{key}_l{lanes}"
-    if name not in load_manifest() or lanes > info.subgroup_size or device_reasons(variant(name), info):
+    if name not in load_manifest() or variant_reasons(variant(name), info):
         return None
     return Shape(variant(name), BASE_ROWS, (FEWEST_THREADS, min(BASE_ROWS, problem.max_q_len * problem.group_size)))
 
@@ -154,9 +154,11 @@ def variant_reasons(kernel: Variant, info: DeviceInfo) -> list[str]:
 
 def not_supported_reasons(problem: Problem, info: DeviceInfo) -> list[str]:
     """Return why this family cannot compute ``problem`` on the device; empty if it can."""
+    rows = problem.max_q_len * problem.group_size
     reasons = []
-    if problem.max_q_len * problem.group_size > MAX_ROWS:
-        reasons.append(f"{_rows_of(problem)}; at most {MAX_ROWS}")
+    if rows > MAX_ROWS:
+        reasons.append(f"q_len {problem.max_q_len} x group_size {problem.group_size} is {rows} query rows to a KV "
+                       f"head; at most {MAX_ROWS}")
     for name, dim in (("head_dim", problem.head_dim), ("value_dim", problem.value_dim)):
         if dim > MAX_DIM:
             reasons.append(f"{name} {dim}; at most {MAX_DIM}")
@@ -180,17 +182,9 @@ def preferred_rows(problem: Problem, info: DeviceInfo) -> int:
     return min(tuned.split_max_rows, max(FEW_ROWS, total // max(problem.batch_size * problem.num_kv_heads, 1)))
 
 
-def passed_over_reasons(problem: Problem, info: DeviceInfo) -> list[str]:
-    """Return why "auto" passes this family over for a problem that it can compute; empty if it does not."""
-    limit = preferred_rows(problem, info)
-    if problem.max_q_len * problem.group_size <= limit:
-        return []
-    return [f"{_rows_of(problem)}; by name only above {limit}, where others are faster"]
-
-
-def _rows_of(problem: Problem) -> str:
-    return (f"q_len {problem.max_q_len} x group_size {problem.group_size} is "
-            f"{problem.max_q_len * problem.group_size} query rows to a KV head")
+def is_passed_over(problem: Problem, info: DeviceInfo) -> bool:
+    """Whether "auto" prefers other families for a problem that this one can compute."""
+    return problem.max_q_len * problem.group_size > preferred_rows(problem, info)
 
 
 def loops_are_too_long(problem: Problem, chosen: Shape, info: DeviceInfo) -> bool:
