@@ -10,7 +10,6 @@ import numpy as np
 
 from ..cache.checks import query_stand_in
 from ..cache.kv_cache import KVCache
-from ..dispatch import check_algorithm
 from ..errors import DTypeError, OptionError, PlanError, ShapeError
 from ..graph.steps import Resource
 from ..graph.values import CacheValue, Dim, Position, Size, Value
@@ -267,7 +266,7 @@ class AttentionNodes(CacheNodes):
     def _attend(self, node: str, spec: AttentionSpec, query: Value, key: Any, value: Any, mask: Value | None,
                 algorithm: str, new: tuple[Value, Value] | None = None) -> Any:
         """Add the steps of an attention node, and before them the append of ``new`` rows to its cache."""
-        settle(self.device, spec.problem, check_algorithm(algorithm))
+        settle(self.device, spec.problem, algorithm)
         spec = with_algorithms(spec, self.device.info, self.device.score_budget_bytes // 4, algorithm)
         if new is not None:
             spec = replace(spec, appends=can_append(spec, self.device.info))

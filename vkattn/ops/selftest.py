@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 
 from .. import oracle
-from ..dispatch import PRIORITY, is_for, is_passed_over
+from ..dispatch import PRIORITY, check_algorithm, is_for, is_passed_over
 from ..dtypes import AXIS, numpy_dtype
 from ..errors import VkattnError
 from ..kernels import matrix, split_matrix
@@ -32,7 +32,11 @@ FAILED = "failed its self-test on this device"
 
 
 def settle(device: Device, problem: Problem, algorithm: str) -> None:
-    """Run the self-tests on which the choice of an algorithm for ``problem`` depends, if they have not been run."""
+    """Run the self-tests on which the choice of an algorithm for ``problem`` depends, if they have not been run.
+
+    OptionError if ``algorithm`` is no algorithm.
+    """
+    check_algorithm(algorithm)
     if not device.info.matrix_shapes:
         return
     for module in PRIORITY:

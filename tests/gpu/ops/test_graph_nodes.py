@@ -13,6 +13,7 @@ from tests.graphs import SCALE_AND_ADD, float_word
 from tests.tolerance import assert_matches_oracle
 from vkattn import Dim, GraphBuilder, KVCache
 from vkattn.errors import OptionError, PlanError
+from vkattn.kernels.split import MAX_ROWS
 from vkattn.runtime.device import Device
 
 
@@ -218,7 +219,7 @@ def test_a_kernel_of_ones_own(device: Device, rng: np.random.Generator, tmp_path
 def test_the_algorithms_of_a_node(device: Device) -> None:
     """One for a few rows; for many two, the second for runs of many; the one that was asked for."""
     builder = GraphBuilder(device)
-    few, many = (builder.input(name, (1, 2, rows, 8), "float32") for name, rows in (("few", 5), ("many", 70)))
+    few, many = (builder.input(name, (1, 2, rows, 8), "float32") for name, rows in (("few", 5), ("many", MAX_ROWS + 1)))
     for name, query, algorithm, expected in (("a", few, "auto", ("split",)), ("b", many, "auto", ("split", "fused")),
                                              ("c", few, "three_pass", ("three_pass",))):
         builder.attention(query, query, query, algorithm=algorithm, name=name)
