@@ -28,6 +28,8 @@
 
 layout(local_size_x = 128, local_size_x_id = 0) in;
 layout(constant_id = 0) const uint THREADS = 128u;
+layout(constant_id = 1) const uint FULL_ROWS = 0u;
+const bool FULL = FULL_ROWS != 0u;
 layout(push_constant) uniform Push {
     uint params_base;
     uint query_base;
@@ -100,8 +102,10 @@ shared ScoreRow score_rows[ROWS];
 
 // One row's state in its invocations; row_sum is that of an invocation's own keys. Weights and sums of values are
 // multiplied by norm, a power of two: weights up to `limit` then fit a half, and few of them are small ones.
+// bias_sum is what the biases of its own keys' codes make of the sums: of each block, or of the row.
 struct State {
     float row_max, row_sum, norm, limit;
+    float bias_sum[BIASES];
 };
 
 // x is at least 2^e and less than 2^(e + 1).
@@ -114,8 +118,9 @@ HALF2 own_part(vec2 x) {
     return rounded((g() & 1u) == 0u ? high : rest);
 }
 
-#define SHRINK_SUMS(factor)                \
-    UNROLL for (uint i = 0u; i < STEPS; ++i) \
+#define SHRINK_SUMS(factor)                                             \
+    UNROLL for (uint b = 0u; b < BIASES; ++b) state.bias_sum[b] *= factor; \
+    UNROLL for (uint i = 0u; i < STEPS; ++i)                              \
         UNROLL for (uint c = 0u; c < 4u; ++c) PART(acc[i], c) *= factor;
 
 // The maximum over the invocations of row t.
@@ -139,6 +144,7 @@ HALF2 own_part(vec2 x) {
         float most = 0.0;                                                                        \
         UNROLL for (uint i = 0u; i < STEPS; ++i)                                                 \
             UNROLL for (uint c = 0u; c < 4u; ++c) most = max(most, abs(PART(acc[i], c)));        \
+        UNROLL for (uint b = 0u; b < BIASES; ++b) most = max(most, abs(state.bias_sum[b]));      \
         MAX_OF_ROW(most)                                                                         \
         MAX_OF_ROW(largest)                                                                      \
         int wanted = clamp(11 - exponent_of(largest), -100, 100);                                \
@@ -168,11 +174,15 @@ void finish(RowTile tile, uint item, uint split, State state, SUMS acc[STEPS]) {
     float row_sum = state.row_sum;
     UNROLL for (uint step = 4u; step < 32u; step *= 2u) row_sum += shuffle_float(row_sum, LANE ^ step);
     if (g() == 0u) group_state[SUBGROUP * ROWS + t()] = vec2(state.row_max, row_sum);
+    UNROLL for (uint b = 0u; b < BIASES; ++b)
+        UNROLL for (uint step = 4u; step < 32u; step *= 2u)
+            state.bias_sum[b] += shuffle_float(state.bias_sum[b], LANE ^ step);
     UNROLL for (uint b = 0u; b < WORDS; ++b)
         sums[(SUBGROUP * ROWS + t()) * (WIDTH / 4u) + output_vec_index(b)] = 1.0 / state.norm
-            * vec4(PART(acc[2u * b], 0) + PART(acc[2u * b], 1), PART(acc[2u * b], 2) + PART(acc[2u * b], 3),
-                   PART(acc[2u * b + 1u], 0) + PART(acc[2u * b + 1u], 1),
-                   PART(acc[2u * b + 1u], 2) + PART(acc[2u * b + 1u], 3));
+            * (vec4(PART(acc[2u * b], 0) + PART(acc[2u * b], 1), PART(acc[2u * b], 2) + PART(acc[2u * b], 3),
+                    PART(acc[2u * b + 1u], 0) + PART(acc[2u * b + 1u], 1),
+                    PART(acc[2u * b + 1u], 2) + PART(acc[2u * b + 1u], 3)) * value_units()
+               - state.bias_sum[b % BIASES]);
     barrier();
     bool is_whole = num_splits() == 1u;
     uint vecs = is_whole ? out_vecs() : value_vecs(), rows = min(tile.rows - tile.first, uint(ROWS));
@@ -200,7 +210,11 @@ void main() {
         RowTile tile = row_tile(item);
         uint begin = tile_key_begin(tile) + split * keys_per_split();
         uint end = min(begin + keys_per_split(), tile_key_end(tile));
-        State state = State(LOWEST, 0.0, 1.0, 0.0);
+        State state;
+        state.row_max = LOWEST;
+        state.row_sum = state.limit = 0.0;
+        state.norm = 1.0;
+        UNROLL for (uint b = 0u; b < BIASES; ++b) state.bias_sum[b] = 0.0;
         SUMS acc[STEPS];
         UNROLL for (uint i = 0u; i < STEPS; ++i) acc[i] = no_sums();
         if (begin < end) {

@@ -53,7 +53,7 @@ def forced(name: str) -> Iterator[None]:
         real = split_matrix.candidate(problem, dataclasses.replace(info, subgroup_size=LANES))
         if real is None or f"{split_matrix.KERNEL}_{name}_l32" != real.name:
             return other(problem, info)
-        return split.Shape(kernel, split.BASE_ROWS, (LANES,))
+        return split.Shape(kernel, split.BASE_ROWS, (LANES, int(split_matrix.is_full(kernel, problem))))
 
     def code(wanted: Variant) -> bytes:
         return (FOLDER / f"{name}.spv").read_bytes() if wanted.name == kernel.name else load(wanted)

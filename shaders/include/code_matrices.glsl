@@ -14,6 +14,9 @@
 #define WORDS (WIDTH / 32)  // of a value in an invocation: each is of two matrices
 #if !defined(KEY_INT8)
 #define BLOCKS (WIDTH / 32)  // with a scale of their own
+#define BIASES BLOCKS
+#else
+#define BIASES 1
 #endif
 
 // Where the codes of one head lie, in quads, and its scales, in words.
@@ -28,10 +31,10 @@ Source source_of(uint start, uint head_quads, uint batch_quads, uint row_quads, 
     source.codes_at = start + head_quads;
     source.row_quads = row_quads;
 #if defined(BLOCKS)
-    source.live = (vecs + 7u) / 8u;
-    source.row_scales = (vecs + 15u) / 16u;
+    source.live = FULL ? BLOCKS : (vecs + 7u) / 8u;
+    source.row_scales = FULL ? (BLOCKS + 1u) / 2u : (vecs + 15u) / 16u;
 #else
-    source.live = row_quads;
+    source.live = FULL ? WIDTH / 16u : row_quads;
     source.row_scales = 2u;
 #endif
     source.scales_at = 4u * (start + batch_size() * batch_quads) + head_quads / row_quads * source.row_scales;
@@ -40,7 +43,7 @@ Source source_of(uint start, uint head_quads, uint batch_quads, uint row_quads, 
 
 // What an invocation holds of a tile of 16 keys: its share of keys g and g + 8, and their scales (int8: scale and zero
 // point). Beyond the last key, and the last unit of a row, those are read again: such keys get no weight, and such
-// elements meet queries of 0. Of the values it holds its share of values 2 t, 2 t + 8, 2 t + 1 and 2 t + 9, and the scales
+// elements meet queries of 0. Of the values it holds its share of values t, t + 8, t + 4 and t + 12, and the scales
 // of values g and g + 8.
 struct Keys {
     KEY_UNIT unit[2 * KEY_UNITS];
@@ -55,6 +58,13 @@ struct Values {
 uvec2 words_from(uvec2 pair, uint word) { return uvec2((word & 1u) != 0u ? pair.y : pair.x, pair.y); }
 #define SCALES(pairs, j) words_from(pairs[source.scales_at + (j) * source.row_scales >> 1], \
                                     source.scales_at + (j) * source.row_scales)
+#if defined(KEY_INT8)
+#define SCALES_OF(pairs, j) pairs[source.scales_at / 2u + (j)]
+#elif WIDTH == 128
+#define SCALES_OF(pairs, j) FULL ? pairs[source.scales_at / 2u + (j)] : SCALES(pairs, j)
+#else
+#define SCALES_OF(pairs, j) SCALES(pairs, j)
+#endif
 
 #if defined(KEY_INT8)
 #define KEY_AT(j, n) (source.codes_at + (j) * source.row_quads + min(4u * (n) + t(), source.live - 1u))
@@ -75,7 +85,7 @@ Keys fetch_keys(Source source, uint j0, uint end) {
     UNROLL for (uint h = 0u; h < 2u; ++h) {
         uint j = min(j0 + 8u * h + g(), end - 1u);
         UNROLL for (uint n = 0u; n < KEY_UNITS; ++n) held.unit[h * KEY_UNITS + n] = key[KEY_AT(j, n)];
-        held.scale[h] = SCALES(key_scales, j);
+        held.scale[h] = SCALES_OF(key_scales, j);
     }
     return held;
 }
@@ -83,10 +93,10 @@ Keys fetch_keys(Source source, uint j0, uint end) {
 Values fetch_values(Source source, uint j0, uint end) {
     Values held;
     UNROLL for (uint i = 0u; i < 4u; ++i) {
-        uint j = min(j0 + 2u * t() + i / 2u + 8u * (i % 2u), end - 1u);
+        uint j = min(j0 + t() + 4u * (i / 2u) + 8u * (i % 2u), end - 1u);
         UNROLL for (uint n = 0u; n < VALUE_UNITS; ++n) held.unit[i * VALUE_UNITS + n] = value[VALUE_AT(j, n)];
     }
-    UNROLL for (uint h = 0u; h < 2u; ++h) held.scale[h] = SCALES(value_scales, min(j0 + 8u * h + g(), end - 1u));
+    UNROLL for (uint h = 0u; h < 2u; ++h) held.scale[h] = SCALES_OF(value_scales, min(j0 + 8u * h + g(), end - 1u));
     return held;
 }
 
@@ -102,22 +112,26 @@ uint output_vec_index(uint b) { return 4u * g() + b; }
 uint output_vec_index(uint b) { return 8u * b + g(); }
 #endif
 
-// The bits of two halves of 1024, as a number that the compiler does not know (the flags are few bits): see two_23_bits
-// in code_units.glsl.
-uint two_1024_bits() { return 0x64006400u | flags() >> 31; }
-
+// Codes as halves where they lie, without a bias: the bits of small integers are halves below the least normal one, and
+// matrix units take those as they are. So a code counts 2^-24, or 2^-20 in the upper four bits of a byte.
+const float CODE_UNITS = 16777216.0;  // in 1
 #if defined(KEY_Q4_0)
-// Of both halves the codes where `mask` is: in bits 0 .. 3, or in bits 4 .. 7, less 8.
-HALF2 nibbles_of(uint bits, uint mask, HALF factor, HALF bias, uint two_1024) {
-    return fma(halves(bits & mask | two_1024), HALF2(factor), HALF2(-bias));
-}
-#define LOW_NIBBLES(bits) nibbles_of(bits, 0x000F000Fu, HALF(1.0), HALF(1032.0), two_1024)
-#define HIGH_NIBBLES(bits) nibbles_of(bits, 0x00F000F0u, HALF(0.0625), HALF(72.0), two_1024)
+#define CODE_BIAS 8.0
+#define LOW_CODES(bits) halves((bits) & 0x000F000Fu)
+#define HIGH_CODES(bits) halves((bits) & 0x00F000F0u)
 #else
-// Of both halves the codes in bits 0 .. 7, less a bias that has 1024 more.
-HALF2 codes_of(uint bits, HALF2 bias, uint two_1024) { return halves(bits & 0x00FF00FFu | two_1024) - bias; }
+#define CODE_BIAS 128.0
+#define LOW_CODES(bits) halves((bits) & 0x00FF00FFu)
 #endif
 
-// A half of 1024 + 128 + zero point. A zero point that is none, in a row that nobody attends, makes no NaN.
-uint bias_bits(uint zero_point) { return 0x6400u + (zero_point + 128u & 0xFFu); }
+// What undoes the units of codes in sums of values: odd rows of q4_0 take the upper four bits.
+#if defined(KEY_Q4_0)
+float value_units() { return (g() & 1u) == 0u ? CODE_UNITS : CODE_UNITS / 16.0; }
+#else
+float value_units() { return CODE_UNITS; }
+#endif
+
+// What stored codes of int8 have more than the values that they stand for. A zero point that is none, in a row that
+// nobody attends, makes no NaN.
+float bias_of(uint zero_point) { return uintBitsToFloat(0x4B000000u | zero_point + 128u & 0xFFu) - 8388608.0; }
 #endif
