@@ -48,23 +48,23 @@ Source source_of(uint start, uint head_quads, uint batch_quads, uint row_quads, 
 struct Keys {
     KEY_UNIT unit[2 * KEY_UNITS];
     uvec2 scale[2];
+    bool is_second[2];
 };
 struct Values {
     VALUE_UNIT unit[4 * VALUE_UNITS];
     uvec2 scale[2];
+    bool is_second[2];
 };
 
-// Two words of which the first is `word` of the buffer; the second is of use only if `word` is even.
-uvec2 words_from(uvec2 pair, uint word) { return uvec2((word & 1u) != 0u ? pair.y : pair.x, pair.y); }
-#define SCALES(pairs, j) words_from(pairs[source.scales_at + (j) * source.row_scales >> 1], \
-                                    source.scales_at + (j) * source.row_scales)
+// The scales of row j: a pair of words, and whether the first of them is the pair's second. That one is chosen where
+// scales are used: what is done with loaded numbers right away waits for them, and the loads were for the next tile.
+#define SCALE_WORD(j) source.scales_at + (j) * source.row_scales
 #if defined(KEY_INT8)
-#define SCALES_OF(pairs, j) pairs[source.scales_at / 2u + (j)]
-#elif WIDTH == 128
-#define SCALES_OF(pairs, j) FULL ? pairs[source.scales_at / 2u + (j)] : SCALES(pairs, j)
+#define IS_SECOND(j) false
 #else
-#define SCALES_OF(pairs, j) SCALES(pairs, j)
+#define IS_SECOND(j) (!(FULL && BLOCKS == 4) && ((SCALE_WORD(j)) & 1u) != 0u)
 #endif
+#define SCALES_OF(held, h) uvec2(held.is_second[h] ? held.scale[h].y : held.scale[h].x, held.scale[h].y)
 
 #if defined(KEY_INT8)
 #define KEY_AT(j, n) (source.codes_at + (j) * source.row_quads + min(4u * (n) + t(), source.live - 1u))
@@ -85,7 +85,8 @@ Keys fetch_keys(Source source, uint j0, uint end) {
     UNROLL for (uint h = 0u; h < 2u; ++h) {
         uint j = min(j0 + 8u * h + g(), end - 1u);
         UNROLL for (uint n = 0u; n < KEY_UNITS; ++n) held.unit[h * KEY_UNITS + n] = key[KEY_AT(j, n)];
-        held.scale[h] = SCALES_OF(key_scales, j);
+        held.scale[h] = key_scales[SCALE_WORD(j) >> 1];
+        held.is_second[h] = IS_SECOND(j);
     }
     return held;
 }
@@ -96,7 +97,11 @@ Values fetch_values(Source source, uint j0, uint end) {
         uint j = min(j0 + t() + 4u * (i / 2u) + 8u * (i % 2u), end - 1u);
         UNROLL for (uint n = 0u; n < VALUE_UNITS; ++n) held.unit[i * VALUE_UNITS + n] = value[VALUE_AT(j, n)];
     }
-    UNROLL for (uint h = 0u; h < 2u; ++h) held.scale[h] = SCALES_OF(value_scales, min(j0 + 8u * h + g(), end - 1u));
+    UNROLL for (uint h = 0u; h < 2u; ++h) {
+        uint j = min(j0 + 8u * h + g(), end - 1u);
+        held.scale[h] = value_scales[SCALE_WORD(j) >> 1];
+        held.is_second[h] = IS_SECOND(j);
+    }
     return held;
 }
 
