@@ -102,10 +102,8 @@ shared ScoreRow score_rows[ROWS];
 
 // One row's state in its invocations; row_sum is that of an invocation's own keys. Weights and sums of values are
 // multiplied by norm, a power of two: weights up to `limit` then fit a half, and few of them are small ones.
-// bias_sum is what the biases of its own keys' codes make of the sums: of each block, or of the row.
 struct State {
     float row_max, row_sum, norm, limit;
-    float bias_sum[BIASES];
 };
 
 // x is at least 2^e and less than 2^(e + 1).
@@ -119,7 +117,6 @@ HALF2 own_part(vec2 x) {
 }
 
 #define SHRINK_SUMS(factor)                                             \
-    UNROLL for (uint b = 0u; b < BIASES; ++b) state.bias_sum[b] *= factor; \
     UNROLL for (uint i = 0u; i < STEPS; ++i)                              \
         UNROLL for (uint c = 0u; c < 4u; ++c) PART(acc[i], c) *= factor;
 
@@ -144,7 +141,6 @@ HALF2 own_part(vec2 x) {
         float most = 0.0;                                                                        \
         UNROLL for (uint i = 0u; i < STEPS; ++i)                                                 \
             UNROLL for (uint c = 0u; c < 4u; ++c) most = max(most, abs(PART(acc[i], c)));        \
-        UNROLL for (uint b = 0u; b < BIASES; ++b) most = max(most, abs(state.bias_sum[b]));      \
         MAX_OF_ROW(most)                                                                         \
         MAX_OF_ROW(largest)                                                                      \
         int wanted = clamp(11 - exponent_of(largest), -100, 100);                                \
@@ -174,15 +170,11 @@ void finish(RowTile tile, uint item, uint split, State state, SUMS acc[STEPS]) {
     float row_sum = state.row_sum;
     UNROLL for (uint step = 4u; step < 32u; step *= 2u) row_sum += shuffle_float(row_sum, LANE ^ step);
     if (g() == 0u) group_state[SUBGROUP * ROWS + t()] = vec2(state.row_max, row_sum);
-    UNROLL for (uint b = 0u; b < BIASES; ++b)
-        UNROLL for (uint step = 4u; step < 32u; step *= 2u)
-            state.bias_sum[b] += shuffle_float(state.bias_sum[b], LANE ^ step);
     UNROLL for (uint b = 0u; b < WORDS; ++b)
         sums[(SUBGROUP * ROWS + t()) * (WIDTH / 4u) + output_vec_index(b)] = 1.0 / state.norm
             * (vec4(PART(acc[2u * b], 0) + PART(acc[2u * b], 1), PART(acc[2u * b], 2) + PART(acc[2u * b], 3),
                     PART(acc[2u * b + 1u], 0) + PART(acc[2u * b + 1u], 1),
-                    PART(acc[2u * b + 1u], 2) + PART(acc[2u * b + 1u], 3)) * value_units()
-               - state.bias_sum[b % BIASES]);
+                    PART(acc[2u * b + 1u], 2) + PART(acc[2u * b + 1u], 3)) * value_units());
     barrier();
     bool is_whole = num_splits() == 1u;
     uint vecs = is_whole ? out_vecs() : value_vecs(), rows = min(tile.rows - tile.first, uint(ROWS));
@@ -214,7 +206,6 @@ void main() {
         state.row_max = LOWEST;
         state.row_sum = state.limit = 0.0;
         state.norm = 1.0;
-        UNROLL for (uint b = 0u; b < BIASES; ++b) state.bias_sum[b] = 0.0;
         SUMS acc[STEPS];
         UNROLL for (uint i = 0u; i < STEPS; ++i) acc[i] = no_sums();
         if (begin < end) {

@@ -8,21 +8,26 @@
     PUT(a, 2, LOW_CODES((low) >> 8))         \
     PUT(a, 4, LOW_CODES(high))               \
     PUT(a, 6, LOW_CODES((high) >> 8))
-// The scores, but for the scale of attention, of the keys that are held.
+// The scores, but for the scale of attention, of the keys that are held: 32 elements at a time, so that no sum is large.
 #define SCORES(s)                                                                                        \
     {                                                                                                    \
-        SUMS dots, more = no_sums(); /* two chains: each product waits for the one before */             \
-        PART(dots, 0) = PART(dots, 1) = bias_of(k.scale[0].y) * q_sum[0];                                \
-        PART(dots, 2) = PART(dots, 3) = bias_of(k.scale[1].y) * q_sum[0];                                \
-        UNROLL for (uint i = 0u; i < STEPS; ++i) {                                                       \
-            uint low = k.unit[i / 4u][i % 4u], high = k.unit[KEY_UNITS + i / 4u][i % 4u];                \
-            LEFT a;                                                                                      \
-            KEY_CODES(low, high, a)                                                                      \
-            if (i % 2u == 0u) dots = multiply_add(a, q[i], dots);                                        \
-            else more = multiply_add(a, q[i], more);                                                     \
+        float low_bias = bias_of(k.scale[0].y), high_bias = bias_of(k.scale[1].y);                       \
+        s[0] = s[1] = 0.0;                                                                               \
+        UNROLL for (uint b = 0u; b < WORDS; ++b) {                                                       \
+            SUMS dots;                                                                                   \
+            PART(dots, 0) = PART(dots, 1) = low_bias * q_sum[b];                                         \
+            PART(dots, 2) = PART(dots, 3) = high_bias * q_sum[b];                                        \
+            UNROLL for (uint i = 2u * b; i < 2u * b + 2u; ++i) {                                         \
+                uint low = k.unit[i / 4u][i % 4u], high = k.unit[KEY_UNITS + i / 4u][i % 4u];            \
+                LEFT a;                                                                                  \
+                KEY_CODES(low, high, a)                                                                  \
+                dots = multiply_add(a, q[i], dots);                                                      \
+            }                                                                                            \
+            s[0] += PART(dots, 0) + PART(dots, 1);                                                       \
+            s[1] += PART(dots, 2) + PART(dots, 3);                                                       \
         }                                                                                                \
-        s[0] = (PART(dots, 0) + PART(dots, 1) + (PART(more, 0) + PART(more, 1))) * CODE_UNITS * norm * uintBitsToFloat(k.scale[0].x); \
-        s[1] = (PART(dots, 2) + PART(dots, 3) + (PART(more, 2) + PART(more, 3))) * CODE_UNITS * norm * uintBitsToFloat(k.scale[1].x); \
+        s[0] = s[0] * CODE_UNITS * norm * uintBitsToFloat(k.scale[0].x);                                 \
+        s[1] = s[1] * CODE_UNITS * norm * uintBitsToFloat(k.scale[1].x);                                 \
     }
 #else
 #if defined(KEY_Q4_0)
@@ -102,7 +107,7 @@ void attend(RowTile tile, uint begin, uint end, bool plain, inout State state, i
     Values v = fetch_values(v_source, j0, end);
     // Row g / 2 of the queries as columns g, and what undoes the power of two of row t. q_sum is what the bias adds.
     RIGHT q[STEPS];
-    float norm, q_sum[BIASES], score_scale = scale();
+    float norm, q_sum[WORDS], score_scale = scale();
     {
         uint row = tile.first + g() / 2u;
         vec4 x[STEPS];
@@ -119,21 +124,17 @@ void attend(RowTile tile, uint begin, uint end, bool plain, inout State state, i
         largest = max(largest, shuffle_float(largest, LANE ^ 1u));
         largest = max(largest, shuffle_float(largest, LANE ^ 2u));
         float factor = power_of_2(clamp(13 - exponent_of(largest), -120, 120));  // the largest becomes [2^13, 2^14)
-        UNROLL for (uint b = 0u; b < BIASES; ++b) q_sum[b] = 0.0;
+        UNROLL for (uint b = 0u; b < WORDS; ++b) q_sum[b] = 0.0;
         UNROLL for (uint i = 0u; i < STEPS; ++i) {
             vec4 y = x[i] * factor;
-#if defined(BLOCKS)
             q_sum[i / 2u] += y.x + y.y + (y.z + y.w);
-#else
-            q_sum[0] += y.x + y.y + (y.z + y.w);
-#endif
 #if defined(KEY_Q4_0)  // these meet the upper four bits
             if (i % 2u == 1u) y *= 0.0625;
 #endif
             PUT(q[i], 0, own_part(y.xz))
             PUT(q[i], 2, own_part(y.yw))
         }
-        UNROLL for (uint b = 0u; b < BIASES; ++b) {
+        UNROLL for (uint b = 0u; b < WORDS; ++b) {
             q_sum[b] += shuffle_float(q_sum[b], LANE ^ 1u);
             q_sum[b] += shuffle_float(q_sum[b], LANE ^ 2u);
             // Of row t, half of it to either column.
@@ -150,6 +151,11 @@ void attend(RowTile tile, uint begin, uint end, bool plain, inout State state, i
     const uint own_mask = 0x00FF00FFu;
 #endif
 #define VALUE_CODES(bits) halves((bits) & own_mask)
+    LEFT bias;  // less than nothing, in the units of the codes
+#if defined(BLOCKS)
+    HALF2 own_bias = halves(0x80008000u | own_mask & BIAS_BITS);
+    UNROLL for (uint c = 0u; c < 8u; c += 2u) PUT(bias, c, own_bias)
+#endif
     float s[2];  // of keys g and g + 8 and row t
     SCORES(s)
     k = fetch_keys(k_source, j0 + step, end);

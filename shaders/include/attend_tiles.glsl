@@ -20,7 +20,7 @@
         SCORES(next)
         X_LOAD(k = fetch_keys(k_source, j0 + 2u * step, end);)
 #endif
-        float p[2], w[2 * BIASES], largest;
+        float p[2], w[2 * WEIGHTS], largest;
         WEIGH
 #if defined(X_NOVOTE)
         if (j0 == begin) {
@@ -42,7 +42,6 @@
             // Columns g with the leading bits, and those with the rest, need words of the same two invocations, of keys t
             // and t + 4: the former take from the first one first, the latter from the other one.
             vec2 whole = vec2(w[2u * b], w[2u * b + 1u]) * state.norm, high = leading(whole);
-            state.bias_sum[b] = fma(whole.x + whole.y, CODE_BIAS, state.bias_sum[b]);
             uint high_bits = half_bits_of(rounded(high)), rest_bits = half_bits_of(rounded(whole - high));
             bool gives_high = (g() & 4u) == 0u;
             uint one = shuffle(gives_high ? high_bits : rest_bits, near);
@@ -52,10 +51,13 @@
             PUT(weights, 2, halves(even ? other : one))
 #else
         vec2 whole = vec2(w[0], w[1]) * state.norm, high = leading(whole);
-        state.bias_sum[0] = fma(whole.x, bias_of(v.scale[0].y), fma(whole.y, bias_of(v.scale[1].y), state.bias_sum[0]));
         uint high_bits = half_bits_of(rounded(high)), rest_bits = half_bits_of(rounded(whole - high));
         RIGHT weights;
+        uint bias_pair = 0x80008000u | bias_bits(v.scale[0].y) | bias_bits(v.scale[1].y) << 16;
         UNROLL for (uint i = 0u; i < 2u; ++i) {
+            HALF2 own_bias = halves(shuffle(bias_pair, from + 16u * i));
+            PUT(bias, 2u * i, own_bias)
+            PUT(bias, 2u * i + 4u, own_bias)
             uint one = shuffle(high_bits, from + 16u * i), other = shuffle(rest_bits, from + 16u * i);
             PUT(weights, 2 * i, halves(even ? one : other))
         }
@@ -74,12 +76,12 @@
             PUT(first, 2, VALUE_CODES(x[1]))
             PUT(first, 4, VALUE_CODES(x[0] >> 8))
             PUT(first, 6, VALUE_CODES(x[1] >> 8))
-            acc[2u * b] = multiply_add(first, weights, acc[2u * b]);
+            acc[2u * b] = multiply_add(first, weights, multiply_add(bias, weights, acc[2u * b]));
             PUT(second, 0, VALUE_CODES(y[0]))
             PUT(second, 2, VALUE_CODES(y[1]))
             PUT(second, 4, VALUE_CODES(y[0] >> 8))
             PUT(second, 6, VALUE_CODES(y[1] >> 8))
-            acc[2u * b + 1u] = multiply_add(second, weights, acc[2u * b + 1u]);
+            acc[2u * b + 1u] = multiply_add(second, weights, multiply_add(bias, weights, acc[2u * b + 1u]));
 #endif
         }
         X_LOAD(v = fetch_values(v_source, j0 + step, end);)

@@ -14,9 +14,9 @@
 #define WORDS (WIDTH / 32)  // of a value in an invocation: each is of two matrices
 #if !defined(KEY_INT8)
 #define BLOCKS (WIDTH / 32)  // with a scale of their own
-#define BIASES BLOCKS
+#define WEIGHTS BLOCKS
 #else
-#define BIASES 1
+#define WEIGHTS 1
 #endif
 
 // Where the codes of one head lie, in quads, and its scales, in words.
@@ -122,10 +122,12 @@ uint output_vec_index(uint b) { return 8u * b + g(); }
 const float CODE_UNITS = 16777216.0;  // in 1
 #if defined(KEY_Q4_0)
 #define CODE_BIAS 8.0
+#define BIAS_BITS 0x00880088u
 #define LOW_CODES(bits) halves((bits) & 0x000F000Fu)
 #define HIGH_CODES(bits) halves((bits) & 0x00F000F0u)
 #else
 #define CODE_BIAS 128.0
+#define BIAS_BITS 0x00800080u
 #define LOW_CODES(bits) halves((bits) & 0x00FF00FFu)
 #endif
 
@@ -138,5 +140,6 @@ float value_units() { return CODE_UNITS; }
 
 // What stored codes of int8 have more than the values that they stand for. A zero point that is none, in a row that
 // nobody attends, makes no NaN.
-float bias_of(uint zero_point) { return uintBitsToFloat(0x4B000000u | zero_point + 128u & 0xFFu) - 8388608.0; }
+uint bias_bits(uint zero_point) { return zero_point + 128u & 0xFFu; }
+float bias_of(uint zero_point) { return uintBitsToFloat(0x4B000000u | bias_bits(zero_point)) - 8388608.0; }
 #endif
