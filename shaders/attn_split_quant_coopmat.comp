@@ -6,7 +6,8 @@
 // Grid      any number of workgroups of THREADS; each takes one (item, split) after another. A subgroup takes tiles of 16
 //           keys on its own: keys by queries, weights, values by weights, with the next ones on the way. Invocation
 //           4 g + t has the scores of keys g and g + 8, the state and the sums of row t
-// Spec      THREADS: invocations of a workgroup
+// Spec      THREADS: invocations of a workgroup; FULL_ROWS: 1 if head_dim and value_dim are WIDTH, which makes places in a
+//           row constants
 // Push      params_base (words); query_base, out_base (vecs); key_base, value_base (quads); mask_base, tickets_base,
 //           lse_base (words); parts_base (vec4s)
 // Bounds    only keys in the union of the rows' visible ranges are read, and scales of those. An empty split contributes
@@ -116,8 +117,8 @@ HALF2 own_part(vec2 x) {
     return rounded((g() & 1u) == 0u ? high : rest);
 }
 
-#define SHRINK_SUMS(factor)                                             \
-    UNROLL for (uint i = 0u; i < STEPS; ++i)                              \
+#define SHRINK_SUMS(factor)                \
+    UNROLL for (uint i = 0u; i < STEPS; ++i) \
         UNROLL for (uint c = 0u; c < 4u; ++c) PART(acc[i], c) *= factor;
 
 // The maximum over the invocations of row t.
@@ -172,9 +173,9 @@ void finish(RowTile tile, uint item, uint split, State state, SUMS acc[STEPS]) {
     if (g() == 0u) group_state[SUBGROUP * ROWS + t()] = vec2(state.row_max, row_sum);
     UNROLL for (uint b = 0u; b < WORDS; ++b)
         sums[(SUBGROUP * ROWS + t()) * (WIDTH / 4u) + output_vec_index(b)] = 1.0 / state.norm
-            * (vec4(PART(acc[2u * b], 0) + PART(acc[2u * b], 1), PART(acc[2u * b], 2) + PART(acc[2u * b], 3),
-                    PART(acc[2u * b + 1u], 0) + PART(acc[2u * b + 1u], 1),
-                    PART(acc[2u * b + 1u], 2) + PART(acc[2u * b + 1u], 3)) * value_units());
+            * vec4(PART(acc[2u * b], 0) + PART(acc[2u * b], 1), PART(acc[2u * b], 2) + PART(acc[2u * b], 3),
+                   PART(acc[2u * b + 1u], 0) + PART(acc[2u * b + 1u], 1),
+                   PART(acc[2u * b + 1u], 2) + PART(acc[2u * b + 1u], 3));
     barrier();
     bool is_whole = num_splits() == 1u;
     uint vecs = is_whole ? out_vecs() : value_vecs(), rows = min(tile.rows - tile.first, uint(ROWS));
@@ -202,10 +203,7 @@ void main() {
         RowTile tile = row_tile(item);
         uint begin = tile_key_begin(tile) + split * keys_per_split();
         uint end = min(begin + keys_per_split(), tile_key_end(tile));
-        State state;
-        state.row_max = LOWEST;
-        state.row_sum = state.limit = 0.0;
-        state.norm = 1.0;
+        State state = State(LOWEST, 0.0, 1.0, 0.0);
         SUMS acc[STEPS];
         UNROLL for (uint i = 0u; i < STEPS; ++i) acc[i] = no_sums();
         if (begin < end) {

@@ -117,29 +117,22 @@ uint output_vec_index(uint b) { return 4u * g() + b; }
 uint output_vec_index(uint b) { return 8u * b + g(); }
 #endif
 
-// Codes as halves where they lie, without a bias: the bits of small integers are halves below the least normal one, and
-// matrix units take those as they are. So a code counts 2^-24, or 2^-20 in the upper four bits of a byte.
-const float CODE_UNITS = 16777216.0;  // in 1
+// The bits of two halves of 1024, as a number that the compiler does not know (the flags are few bits): see two_23_bits
+// in code_units.glsl.
+uint two_1024_bits() { return 0x64006400u | flags() >> 31; }
+
 #if defined(KEY_Q4_0)
-#define CODE_BIAS 8.0
-#define BIAS_BITS 0x00880088u
-#define LOW_CODES(bits) halves((bits) & 0x000F000Fu)
-#define HIGH_CODES(bits) halves((bits) & 0x00F000F0u)
+// Of both halves the codes where `mask` is: in bits 0 .. 3, or in bits 4 .. 7, less 8.
+HALF2 nibbles_of(uint bits, uint mask, HALF factor, HALF bias, uint two_1024) {
+    return fma(halves(bits & mask | two_1024), HALF2(factor), HALF2(-bias));
+}
+#define LOW_NIBBLES(bits) nibbles_of(bits, 0x000F000Fu, HALF(1.0), HALF(1032.0), two_1024)
+#define HIGH_NIBBLES(bits) nibbles_of(bits, 0x00F000F0u, HALF(0.0625), HALF(72.0), two_1024)
 #else
-#define CODE_BIAS 128.0
-#define BIAS_BITS 0x00800080u
-#define LOW_CODES(bits) halves((bits) & 0x00FF00FFu)
+// Of both halves the codes in bits 0 .. 7, less a bias that has 1024 more.
+HALF2 codes_of(uint bits, HALF2 bias, uint two_1024) { return halves(bits & 0x00FF00FFu | two_1024) - bias; }
 #endif
 
-// What undoes the units of codes in sums of values: odd rows of q4_0 take the upper four bits.
-#if defined(KEY_Q4_0)
-float value_units() { return (g() & 1u) == 0u ? CODE_UNITS : CODE_UNITS / 16.0; }
-#else
-float value_units() { return CODE_UNITS; }
-#endif
-
-// What stored codes of int8 have more than the values that they stand for. A zero point that is none, in a row that
-// nobody attends, makes no NaN.
-uint bias_bits(uint zero_point) { return zero_point + 128u & 0xFFu; }
-float bias_of(uint zero_point) { return uintBitsToFloat(0x4B000000u | bias_bits(zero_point)) - 8388608.0; }
+// A half of 1024 + 128 + zero point. A zero point that is none, in a row that nobody attends, makes no NaN.
+uint bias_bits(uint zero_point) { return 0x6400u + (zero_point + 128u & 0xFFu); }
 #endif
