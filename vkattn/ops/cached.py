@@ -15,7 +15,7 @@ from ..graph.values import Dim
 from ..kernels.tiers import allowed_tiers
 from ..layout import split_shape
 from ..mask import resolve_causal
-from ..validate import attention_call, check_mask
+from ..validate import attention_call, check_additive, check_mask
 from .builder import GraphBuilder
 from .graph import Graph
 
@@ -113,6 +113,7 @@ def sdpa_with_kv_cache(
         start = store.check_append(input_pos, options.q_len, layer)
         longest = int(start.max()) + options.q_len
         checked = _mask(mask, (problem.batch_size, problem.num_heads, options.q_len), longest, problem.query_dtype)
+        check_additive(checked, start + options.q_len, "mask")
         inputs = {"query": call.query} | new
         if checked is not None:
             inputs["mask"] = checked
