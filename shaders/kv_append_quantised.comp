@@ -1,7 +1,7 @@
-// Purpose   cache update: quantises q_len new rows of keys and of values into a cache at input_pos(b), exactly those rows
-// Maths     vkattn.oracle.quantize. int8, a row: scale = max((hi - lo) / 255, 2^-23), code = clamp(round(x / scale + zp));
-//           q8_0, 32 elements: scale = half(max |x| / 127); q4_0: scale = half(m / -8), m of the largest magnitude;
-//           code = clamp(round(x / scale)). Rounded to the nearest even, after divisions that round as
+// Purpose   cache update: quantises q_len new rows of keys and of values into a cache at input_pos(b), those rows only
+// Maths     vkattn.oracle.quantize. int8, a row: scale = max((hi - lo) / 255, 2^-23), code = clamp(round(x / scale +
+//           zp)); q8_0, 32 elements: scale = half(max |x| / 127); q4_0: scale = half(m / -8), m of the largest
+//           magnitude; code = clamp(round(x / scale)). Rounded to the nearest even, after divisions that round as
 //           NumPy's (include/divide.glsl): codes and scales are the oracle's on any device
 // Bindings  0 params  1 new_key [B, Hkv, L, D]  2 new_value [B, Hkv, L, Ev], of any float dtype  3 key_cache
 //           4 value_cache: per layer the codes of [B, Hkv, capacity] rows, then their scales (vkattn/formats.py)
