@@ -12,6 +12,7 @@ from ..dispatch import check_algorithm
 from ..dtypes import FLOAT_DTYPES, as_array, dtype_name, numpy_dtype
 from ..errors import OptionError, ShapeError
 from ..graph.values import Dim
+from ..kernels import split
 from ..kernels.tiers import allowed_tiers
 from ..layout import split_shape
 from ..mask import resolve_causal
@@ -119,6 +120,8 @@ def sdpa_with_kv_cache(
             inputs["mask"] = checked
         group = store.storage.place(layer)[0]
         room = min(1 << max(options.q_len - 1, 0).bit_length(), store.capacity)
+        if algorithm == split.NAME:  # which takes so many rows at most: what it can compute is not to be refused
+            room = max(options.q_len, min(room, split.MAX_ROWS // problem.group_size))
         described = {name: (array.shape if name == "mask" else split_shape(array.shape, layout)[1], array.dtype.name)
                      for name, array in inputs.items()}
         if checked is not None:

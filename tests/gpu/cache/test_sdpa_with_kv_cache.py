@@ -234,6 +234,20 @@ def test_an_algorithm_that_does_not_fit_writes_nothing(device: Device, rng: np.r
     assert made.cache.lengths.max() == 0
 
 
+@pytest.mark.parametrize("tokens", [33, 36])
+def test_split_takes_as_many_rows_as_by_a_call(device: Device, rng: np.random.Generator, tokens: int) -> None:
+    """A plan is for up to a power of two of tokens: with groups of 7, 64 would be too many for `split`, 36 are not."""
+    made = session(device, rng, heads=(7, 1), batch=1, capacity=70, head_dim=8)
+    for start, count in ((0, tokens), (tokens, 34)):
+        query, key, value = arrays = made.arrays(count)
+        out = vkattn.sdpa_with_kv_cache(*arrays, made.cache, start, algorithm="split")
+        made.model.update(key, value, start)
+        made.compare(out, None, query, start)
+    assert len(made.cache.plans) == 1
+    with pytest.raises(NoKernelError, match="q_len 37 x group_size 7 is 259 query rows to a KV head; at most 256"):
+        vkattn.sdpa_with_kv_cache(*made.arrays(37), made.cache, 0, algorithm="split")
+
+
 def test_a_change_of_the_allowed_tiers_makes_another_plan(device: Device, rng: np.random.Generator,
                                                           monkeypatch: pytest.MonkeyPatch) -> None:
     made = session(device, rng, batch=1, capacity=12)
