@@ -209,7 +209,7 @@ def scaled_dot_product_attention(
     try:
         lead = np.broadcast_shapes(*(array.shape[:-shared] for array in arrays))
     except (ValueError, RuntimeError) as error:  # RuntimeError: more than 32 dimensions
-        raise ShapeError(f"{shapes}: the leading dimensions do not broadcast.") from error
+        raise ShapeError(f"{shapes}: the leading dimensions do not broadcast.{_gqa_hint(arrays)}") from error
     full = [np.broadcast_to(array, lead + array.shape[-shared:]) for array in arrays]
     heads = full[0].shape[-3] if len(full[0].shape) > 2 else 1
     batch = lead if enable_gqa else lead[:-1]
@@ -221,6 +221,16 @@ def scaled_dot_product_attention(
     device = resolve_device(device)
     out, _ = compute(call, device, "auto")
     return out.reshape(*full[0].shape[:-1], full[2].shape[-1])
+
+
+def _gqa_hint(arrays: list[np.ndarray]) -> str:
+    """Return a hint at `enable_gqa` if the shapes fit with it."""
+    if min(array.ndim for array in arrays) < 3 or len({array.shape[:-3] for array in arrays}) > 1:
+        return ""
+    heads, kv_heads, value_heads = (array.shape[-3] for array in arrays)
+    if not 1 < kv_heads == value_heads < heads or heads % kv_heads:
+        return ""
+    return f" Hint: enable_gqa=True lets each KV head serve {heads // kv_heads} query heads."
 
 
 def _lead_mask(mask: np.ndarray, batch: tuple[int, ...], heads: int, full: list[np.ndarray]) -> np.ndarray:
