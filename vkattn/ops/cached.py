@@ -93,6 +93,7 @@ def sdpa_with_kv_cache(
     (1, 3, 4, 8)
     """
     store, layer = _store(cache)
+    algorithm = check_algorithm(algorithm)
     new = {"key": as_array(key, "key"), "value": as_array(value, "value")}
     new_dtypes = [dtype_name(array, name, FLOAT_DTYPES) for name, array in new.items()]
     # The queries meet the rows as the cache holds them: stand-ins of its dtype are checked in their place, or of the
@@ -129,7 +130,7 @@ def sdpa_with_kv_cache(
         settings = {
             "causal": causal, "scale": options.scale, "softcap": options.softcap, "window": tuple(window),
             "sinks": _numbers(options.sinks), "alibi_slopes": _numbers(options.alibi_slopes), "layout": layout,
-            "return_lse": options.return_lse, "algorithm": check_algorithm(algorithm)}
+            "return_lse": options.return_lse, "algorithm": algorithm}
         plan_key = ("sdpa", allowed_tiers(), group, room, tuple(described.items()), tuple(settings.items()))
         graph: Graph = store.plans.get(plan_key, lambda: _build(store, group, room, inputs, settings))
         result = graph.run(inputs, input_pos=start, layer=layer)

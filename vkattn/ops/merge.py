@@ -89,4 +89,5 @@ def _lse(lse: Any, argument: str) -> np.ndarray:
     given = as_array(lse, argument)
     if given.dtype.kind not in "iuf":
         raise DTypeError(f"`{argument}` is {given.dtype.name}; it must be float32.")
-    return given.astype(np.float32)
+    with np.errstate(over="ignore"):
+        return given.astype(np.float32)

@@ -12,7 +12,7 @@ from ..dtypes import as_array
 from ..errors import OptionError, ShapeError
 from ..formats import QuantisedRows, dequantised
 from ..layout import check_layout, split_shape
-from ..mask import MAX_POSITION, as_integer
+from ..mask import MAX_POSITION, as_integer, resolve_causal
 from ..runtime.device import Device, resolve_device
 from ..validate import attention_call
 from .attention import compute
@@ -103,7 +103,7 @@ def quantized_attention(
         if len(given.shape) != 4:
             raise ShapeError(f"`{name}` has shape {given.shape}; it must have 4 dimensions, {' '.join(layout)}.")
     q_len, capacity = (split_shape(rows[name].shape, layout)[2] for name in ("query", "key"))
-    if causal == "top_left":
+    if resolve_causal(causal) == "top_left":
         raise OptionError("`causal` is 'top_left'; it must be 'bottom_right' or None: rows stand at `start_pos`.")
     batch_size = split_shape(rows["query"].shape, layout)[0]
     start = _start(start_pos, batch_size, q_len, capacity, mask is not None)
