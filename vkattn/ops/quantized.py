@@ -109,12 +109,12 @@ def quantized_attention(
     start = _start(start_pos, batch_size, q_len, capacity, mask is not None)
     lengths = np.full(batch_size, capacity) if mask is not None else start + q_len
     stand_ins = [np.broadcast_to(np.float32(0), rows[name].shape) for name in ("key", "value")]
+    check_scales("query_scale", rows["query"].scale)
     call = attention_call(
         dequantised(rows["query"], "int8"), *stand_ins, mask=mask, causal=causal, scale=scale, softcap=softcap,
         window=window, sinks=sinks, alibi_slopes=alibi_slopes, q_offset=start,
         kv_len=lengths, layout=layout, return_lse=return_lse,
     )  # fmt: skip
-    check_scales("query_scale", rows["query"].scale)
     for name in ("key", "value"):
         by_token = rows[name].scale if layout == "bshd" else rows[name].scale.swapaxes(1, 2)
         for batch, length in enumerate(lengths):
