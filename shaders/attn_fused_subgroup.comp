@@ -102,12 +102,15 @@ vec4[ROWS] product(Rows rows, vec4 p[ROWS * ROW_VECS], float scale, uint value_a
         EACH_LANE(STEP)
 #undef STEP
     }
-    for (uint c = 0u; c < only_if(subgroupAny(dirty), min(BLOCK_COLS, end - col0)); ++c) {
-        vec4 v = read_value(value_at + (col0 + c) * value_row, e);
-        [[unroll]] for (uint i = 0u; i < ROWS; ++i) {
-            float s = scores[score_at(i, c / 4u)][c % 4u] * scale;
-            float weight = floatBitsToUint(s) == MINUS_INFINITY ? 0.0 : exp(s - rows.row_max[i]);
-            if (weight != 0.0) sum[i] = mix(sum[i], sum[i] + weight * v, not_finite(v));
+    for (uint n = 0u; n < only_if(subgroupAny(dirty), ROW_VECS); ++n) {  // four keys; those beyond the end weigh 0
+        vec4 s[ROWS];
+        [[unroll]] for (uint i = 0u; i < ROWS; ++i) s[i] = scores[score_at(i, n)] * scale;
+        [[unroll]] for (uint c = 0u; c < 4u; ++c) {
+            vec4 v = read_value(value_at + min(col0 + 4u * n + c, end - 1u) * value_row, e);
+            [[unroll]] for (uint i = 0u; i < ROWS; ++i) {
+                float weight = floatBitsToUint(s[i][c]) == MINUS_INFINITY ? 0.0 : exp(s[i][c] - rows.row_max[i]);
+                if (weight != 0.0) sum[i] = mix(sum[i], sum[i] + weight * v, not_finite(v));
+            }
         }
     }
     return sum;

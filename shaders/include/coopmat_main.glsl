@@ -149,7 +149,7 @@ void main() {
         RowTile tile = heaviest_first(first + item);
         uint begin = tile_key_begin(tile), end = tile_key_end(tile);
         uint all_begin = key_begin(tile.b, row_token(min(tile.first + BLOCK_ROWS, tile.rows) - 1u));
-        uint all_end = is_only_scaled ? key_end(tile.b, row_token(tile.first)) : 0u;
+        uint all_end = key_end(tile.b, row_token(tile.first));
         uint key_at = (push.key_base + key_offset() + tile.b * k_stride_batch() + tile.hk * k_stride_head()) / 2u;
         uint value_at = (push.value_base + value_offset() + tile.b * v_stride_batch() + tile.hk * v_stride_head()) / 2u;
         for (uint i = gl_LocalInvocationIndex; i < BLOCK_ROWS; i += THREADS)
@@ -178,8 +178,9 @@ void main() {
             barrier();
         }
         while (col0 < end) {
-            // What all rows see whole has a loop of its own, so that nothing else takes registers there.
-            for (; is_whole(col0, all_begin, all_end, turn); ++turn) {
+            // What all rows see whole has a loop of its own, so that nothing else takes registers there. That rows are only
+            // scaled is asked here: folded into all_end it took a compiler's loop a tenth longer.
+            for (; is_only_scaled && is_whole(col0, all_begin, all_end, turn); ++turn) {
                 uint after = next + BLOCK_KEYS;
                 TURN(NOTHING, after)
                 col0 = next;

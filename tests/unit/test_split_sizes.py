@@ -79,10 +79,11 @@ def test_cpus_with_subgroups_of_eight_take_lanes() -> None:
     chosen = split.shape(dataclasses.replace(PROBLEM, head_dim=40, value_dim=33), cpu)
     assert (chosen.kernel.name, chosen.spec) == ("attn_split_lanes_f16_f16", (3, 2, 2))
     assert split.scratch_words(PROBLEM, cpu, 1 << 24)["parts"] >= 8 * split.part_words(PROBLEM, split.BASE_ROWS)
-    for changes in ({"head_dim": 129}, {"value_dim": 160}, {"key_dtype": "int8", "value_dtype": "int8"},
-                    {"batch_size": 500}):
-        name = split.variants(dataclasses.replace(PROBLEM, **changes), cpu)[0].name
-        assert name.startswith("attn_split_f16") or name == "attn_split_any_int8"
+    for key, value, axis in (("int8", "int8", "int8"), ("q4_0", "q4_0", "q4_0"), ("q8_0", "float16", "mixed")):
+        quantised = dataclasses.replace(PROBLEM, key_dtype=key, value_dtype=value)
+        assert split.variants(quantised, cpu)[0].name == f"attn_split_lanes_any_{axis}"
+    for changes in ({"head_dim": 129}, {"value_dim": 160}, {"batch_size": 500}):
+        assert split.variants(dataclasses.replace(PROBLEM, **changes), cpu)[0].name == "attn_split_f16_f16"
         assert not split.not_supported_reasons(dataclasses.replace(PROBLEM, **changes | {"batch_size": 1}), cpu)
     small = dataclasses.replace(cpu, subgroup_size=4)
     assert split.variants(PROBLEM, small)[0].name == "attn_split_f16_f16"

@@ -86,12 +86,12 @@ def item_iterations(problem: Problem, max_kv_len: int, kernel: Variant) -> int:
     """Return the most loop iterations of one item: per block of keys those of head_dim, masks, softmax and values.
 
     A loop that does not go round counts as one. For the subgroup form it is assumed that values are not finite, which
-    takes 32 rounds more for each of their vecs.
+    takes 8 rounds more for each of their vecs.
     """
     head_vecs, value_vecs = -(-problem.head_dim // 4), min(-(-problem.value_dim // 4), 32)
     if kernel.kernel == "attn_fused_subgroup":
         blocks, sums = max_kv_len // 32 + 2, max_kv_len // 1024 + 2
-        return 1000 + blocks * (81 + head_vecs + 34 * value_vecs) + sums * 8 * (value_vecs + 2)
+        return 1000 + blocks * (81 + head_vecs + 10 * value_vecs) + sums * 8 * (value_vecs + 2)
     return 100 + (max_kv_len // 32 + 2) * (140 + 5 * -(-head_vecs // 4))
 
 

@@ -102,9 +102,9 @@ def _shape(problem: Problem, info: DeviceInfo, tiers: frozenset[str]) -> Shape:
 
 
 def _lanes_shape(problem: Problem, info: DeviceInfo) -> Shape | None:
-    """Return the variant for devices that load for each invocation in turn, or None; formats but floats go without."""
+    """Return the variant for devices that load for each invocation in turn, or None."""
     dims = (problem.head_dim, problem.value_dim)
-    if not info.tuned.split_lanes or not is_plain(problem.key_dtype, problem.value_dtype) or max(dims) > LANES_DIM:
+    if not info.tuned.split_lanes or max(dims) > LANES_DIM:
         return None
     query, key = variant_axes(problem.query_dtype, problem.key_dtype, problem.value_dtype)
     kernel = variant(f"attn_split_lanes_{query}_{key}")

@@ -7,6 +7,7 @@ import pytest
 
 import vkattn
 from tests.attention_cases import ANY_DTYPE, arrays, check
+from tests.tolerance import assert_matches_oracle
 from vkattn.runtime.device import Device
 
 
@@ -59,3 +60,13 @@ def test_many_keys_for_many_rows_are_right_or_refused(device: Device, rng: np.ra
             vkattn.attention(*inputs, device=device, algorithm="fused")
     check(device, inputs)  # there "auto" goes back to split, which cuts the keys
     check(device, [inputs[0][:, :, :2], *inputs[1:]])  # few rows: the keys are split
+
+
+def test_values_that_are_all_infinite_over_many_keys(device: Device, rng: np.random.Generator) -> None:
+    """Such values take more rounds of loops than any others, and masks more again; none may be cut short."""
+    query, key, value = arrays(rng, 1, (1, 1), 4, 4000, 128)
+    value[..., ::2] = np.inf
+    options = {"mask": rng.random((4, 4000)) < 0.9, "softcap": 30.0}
+    out = vkattn.attention(query, key, value, algorithm="fused", device=device, **options)
+    assert (out[..., ::2] == np.inf).all()
+    assert_matches_oracle(out[..., 1::2], query, key, value[..., 1::2], **options)
