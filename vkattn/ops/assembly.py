@@ -54,7 +54,7 @@ class Plan:
     caches: dict[str, Any] = field(default_factory=dict)
     own_caches: list[Any] = field(default_factory=list)
     #: Formats of the quantised caches to which an input is appended as it is given.
-    quantised_inputs: dict[str, set[str]] = field(default_factory=dict)
+    quantised_inputs: dict[str, frozenset[str]] = field(default_factory=dict)
     #: Float masks that every run looks at, each with what attends through it: nodes that are alike are one.
     float_masks: set[tuple[Value, AttentionSpec]] = field(default_factory=set)
     cache_places: dict[Any, tuple[Buffer, int]] = field(default_factory=dict)

@@ -233,6 +233,19 @@ def test_constants_that_a_format_cannot_hold_are_refused_when_they_are_appended(
     assert cache.lengths.tolist() == [[0]]
 
 
+def test_an_input_of_a_refused_append_may_hold_anything(device: Device) -> None:
+    """What was refused is not appended, so its rows need not fit the format."""
+    cache = KVCache(1, 1, 4, 8, dtype="int8", device=device)
+    builder = GraphBuilder(device)
+    rows = np.ones((1, 1, 1, 8), np.float32)
+    given, wrong = builder.input("given", rows.shape, "float32"), builder.constant("wrong", rows * np.float32(np.nan))
+    with pytest.raises(OptionError, match="`value` holds NaN"):
+        builder.kv_append(builder.kv_cache("cache", cache=cache), given, wrong, builder.position("at"))
+    builder.output("out", builder.attention(given, given, wrong))
+    out = builder.build().run({"given": rows * np.float32(3e38)}, at=0)["out"]
+    assert np.isnan(out).all()
+
+
 @pytest.mark.parametrize("dtype", QUANTISED)
 def test_what_is_not_finite_on_the_device_spoils_its_row_or_block_alone(
     device: Device, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
