@@ -185,6 +185,7 @@ void append_blocks(Row row) {
         bool broken = (floatBitsToUint(peak) & INFINITY) == INFINITY;
         float exact = eight ? divide(abs(peak), 127.0) : peak / -8.0;
         uint bits = half_bits(broken ? 0.0 : clamp(exact, -LARGEST_SCALE, LARGEST_SCALE));
+        bits = (bits & 0x7FFFu) == 0u ? 0u : bits;  // 0 has no sign: a device may flush what is below normal numbers
         float scale = unpackHalf2x16(bits).x;
         vec4 code = scale == 0.0 ? vec4(0.0) : roundEven(divide(x, scale));
         code = eight ? clamp(code, -127.0, 127.0) + 128.0 : clamp(code, -8.0, 7.0) + 8.0;

@@ -72,7 +72,7 @@ def quantize(rows: Any, dtype: str) -> tuple[np.ndarray, np.ndarray, np.ndarray 
     blocks[broken] = 0
     largest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=-1)[..., None], axis=-1)[..., 0]
     exact = np.abs(largest) / np.float32(127) if dtype == "q8_0" else largest / np.float32(-8)
-    scale = np.clip(exact, -LARGEST_SCALE, LARGEST_SCALE).astype(np.float16)
+    scale = np.clip(exact, -LARGEST_SCALE, LARGEST_SCALE).astype(np.float16) + np.float16(0)  # no -0
     divisor = np.where(scale == 0, 1, scale).astype(np.float32)[..., None]
     low, high = (-127, 127) if dtype == "q8_0" else (-8, 7)
     codes = np.where(scale[..., None] == 0, 0, np.clip(np.rint(blocks / divisor), low, high))

@@ -45,6 +45,22 @@ def hard_rows(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("dtype", QUANTISED)
+def test_rows_below_float32s_normal_range(device: Device, rng: np.random.Generator, dtype: str) -> None:
+    """A device may read them as 0, of either sign: the scale is 0 without a sign, or int8's smallest."""
+    cache = KVCache(1, 1, 40, 65, dtype=dtype, device=device)
+    rows = (1e-39 * rng.standard_normal((1, 40, 1, 65))).astype(np.float32)
+    rows[:, 20:] *= np.float32(1e-5)
+    assert (rows > 0).any() and (rows < 0).any()
+    cache.update(rows, -rows, 0)
+    raw = cache.raw()
+    for name, given in (("key", rows), ("value", -rows)):
+        for part, expected in zip((name, f"{name}_scale", f"{name}_zero_point"), oracle.quantize(given, dtype),
+                                  strict=True):
+            if expected is not None:
+                np.testing.assert_array_equal(bits(np.asarray(raw[part])), bits(expected))
+
+
+@pytest.mark.parametrize("dtype", QUANTISED)
 @pytest.mark.parametrize("rows_dtype", ["float32", "float16", "bfloat16"])
 def test_the_codes_are_the_oracles(device: Device, rng: np.random.Generator, dtype: str, rows_dtype: str) -> None:
     for head_dim, value_dim in ((17, 1), (128, 300), (64, 33)):
