@@ -21,6 +21,12 @@ class Resource:
     pool: str
 
 
+#: The params buffer that runs write, and the one in the device's memory that its words are copied to where memory is
+#: not one: kernels read params word after word, so what is far away costs them many times its latency.
+FAR_PARAMS = Resource("params", 0, "params")
+NEAR_PARAMS = Resource("params (device)", 0, "params")
+
+
 @dataclass(frozen=True)
 class Base:
     """A push constant that tells a kernel where a resource starts: in units of ``unit_words`` words."""

@@ -12,7 +12,7 @@ from ..cache.move import run_once
 from ..graph.hazards import segments
 from ..graph.memory import Need, Spot, arena_words, padded, place
 from ..graph.node import Binding, Dispatch
-from ..graph.steps import Base, Resource, Step, submissions
+from ..graph.steps import FAR_PARAMS, NEAR_PARAMS, Base, Resource, Step, submissions
 from ..graph.values import Dim, Position, Size, Value
 from ..kernels.manifest import variant
 from ..kernels.params import COUNT_IS_PUSHED
@@ -22,7 +22,7 @@ from ..runtime.device import Device
 from ..runtime.recording import Recording
 from .blocks import Block, DimsBlock
 from .live import view
-from .plan import clear
+from .plan import clear, copy_groups
 from .spec import AttentionSpec
 
 HOST_POOLS = ("input", "output")
@@ -85,6 +85,8 @@ class Assembly:
         device, plan = self.device, self._plan
         steps = self._steps()
         self._blocks, params_words = self._make_blocks(steps)
+        if params_words and not device.info.is_unified:
+            steps.insert(0, self._params_upload(params_words))
         self._params = self._buffer("params", max(params_words + len(plan.inputs) + len(plan.outputs), 4), "host")
         self._counts_at = params_words
         self._zero = self._buffer("nothing", 4, "storage")
@@ -109,6 +111,7 @@ class Assembly:
         plan, result = self._plan, []
         near: dict[Any, Resource] = {}
         if not self.device.info.is_unified:
+            near[FAR_PARAMS.key] = NEAR_PARAMS
             for index, value in enumerate(plan.inputs.values()):
                 source = self._resources[value]
                 near[source.key] = Resource((value, "near"), source.words, "arena")
@@ -150,10 +153,17 @@ class Assembly:
 
     def _copy(self, node: str, source: Resource, target: Resource, index: int) -> Step:
         """Return a copy of as many words as the params word ``index`` behind the blocks says in a run."""
-        params = Resource("params", 0, "params")
         bases = (Base("src_offset", 1, 1), Base("dst_offset", 2, 1))
-        return Step(node, variant("copy"), (params, source, target), bases, None, {"count_index": index, "count": 0},
+        push = {"count_index": index, "count": 0}
+        return Step(node, variant("copy"), (FAR_PARAMS, source, target), bases, None, push,
                     min(512, self.device.info.max_workgroup_count[0]))
+
+    @staticmethod
+    def _params_upload(num_words: int) -> Step:
+        """Return the copy of all params blocks into the device's memory."""
+        push = {"count_index": COUNT_IS_PUSHED, "count": num_words, "src_offset": 0, "dst_offset": 0}
+        return Step("upload params", variant("copy"), (FAR_PARAMS, FAR_PARAMS, NEAR_PARAMS), (), None, push,
+                    copy_groups(num_words))
 
     def _make_blocks(self, steps: list[Step]) -> tuple[dict[Any, Block | DimsBlock], int]:
         """Return the params block of each different spec, and the words of all."""
@@ -199,7 +209,10 @@ class Assembly:
         for key, (buffer, start) in self._plan.cache_places.items():
             if key in spans:
                 self._spots[key] = (buffer, start, start + spans[key][0].words)
-        self._spots["params"] = (self._params, 0, self._params.num_words)
+        self._spots[FAR_PARAMS.key] = (self._params, 0, self._params.num_words)
+        if NEAR_PARAMS.key in spans:
+            near = self._buffer("params (device)", self._params.num_words, "storage")
+            self._spots[NEAR_PARAMS.key] = (near, 0, near.num_words)
         self._spots["nothing"] = (self._zero, 0, 0)
 
     def _dispatch(self, step: Step, submission: int) -> Dispatch:

@@ -14,7 +14,7 @@ import numpy as np
 from ..cache.kv_cache import KVCache
 from ..dtypes import FLOAT_DTYPES, as_array, dtype_name
 from ..errors import DTypeError, PlanError, ShapeError, VkattnError
-from ..graph.steps import Base, Resource, Step
+from ..graph.steps import FAR_PARAMS, Base, Resource, Step
 from ..graph.values import CacheValue, Dim, Position, Shape, Size, Value, capacities, words_of
 from ..kernels.manifest import Binding, Variant
 from ..layout import QUAD_WORDS
@@ -65,7 +65,7 @@ class Declarations:
     def __init__(self, device: Device | None = None) -> None:
         self.device = resolve_device(device)
         self._plan = Plan()
-        self._params = Resource("params", 0, "params")
+        self._params = FAR_PARAMS
         self._nothing = Resource("nothing", QUAD_WORDS, "nothing")
         self._resources: dict[Value, Resource] = {}
         self._used: set[Value] = set()

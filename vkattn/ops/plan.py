@@ -18,6 +18,7 @@ from ..graph.node import Binding, Dispatch
 from ..kernels import params
 from ..kernels.grid import num_groups
 from ..kernels.manifest import variant
+from ..kernels.params import COUNT_IS_PUSHED
 from ..kernels.passes import Cut, Pass
 from ..kernels.three_pass import CHUNKS_PER_SUBMISSION
 from ..layout import packed_words, unpack
@@ -127,6 +128,11 @@ def plan_key(call: Call, device: Device, algorithm: ModuleType) -> tuple[PlanKey
                    chunks=1 << (max(cut.num_chunks, 1) - 1).bit_length()), cut
 
 
+def copy_groups(num_words: int) -> int:
+    """Return the workgroups of a copy whose words are few, as a rule."""
+    return max(1, min(-(-num_words // 64), 512))
+
+
 class AttentionPlan:
     """One algorithm, for every call with one `PlanKey`."""
 
@@ -151,10 +157,17 @@ class AttentionPlan:
         return self.buffers[-1]
 
     def _uploads(self) -> tuple[list[Dispatch], dict[str, Buffer]]:
-        """Return copies of the inputs into the device's memory, and where kernels read them; none if memory is one."""
+        """Return copies of inputs and params into the device's memory, and where kernels read them; none if it is one.
+
+        Kernels read params word after word, so what is far away costs them many times its latency.
+        """
         if self.device.info.is_unified:
             return [], self._host
-        copies, near = [], {}
+        copies, near = [], {"params": self._buffer("params (device)", self.key.params, "storage")}
+        words = {"count_index": COUNT_IS_PUSHED, "count": self.key.params, "src_offset": 0, "dst_offset": 0}
+        far = Binding(self._host["params"])
+        copies.append(Dispatch(variant("copy"), (far, far, Binding(near["params"])), words,
+                               groups=copy_groups(self.key.params)))
         for name, field in zip(INPUTS, ("q_words", "k_words", "v_words", "mask_words"), strict=True):
             near[name] = self._buffer(f"{name} (device)", getattr(self.key, name), "storage")
             bindings = (Binding(self._host["params"]), Binding(self._host[name]), Binding(near[name]))

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import vkattn
 from tests.graphs import Decoder
 from tests.tolerance import assert_matches_oracle
 from vkattn import Dim, GraphBuilder, KVCache
@@ -41,6 +42,28 @@ def test_inputs_that_are_far_from_the_shaders(device: Device, form: str) -> None
         far = run_all(own, form, "auto" if form == "node" else "")
     if form == "passes":
         assert_same(run_all(device, form, ""), far)
+
+
+@pytest.mark.parametrize("device_type", ["integrated", "discrete"])
+def test_kernels_read_params_from_the_memory_of_the_device(device: Device, rng: np.random.Generator,
+                                                           device_type: str) -> None:
+    """A graph and a plan of single calls copy them once in a run, where the memory is not the host's as well."""
+    arrays = {name: rng.standard_normal((1, 2, 5, 8), np.float32) for name in ("query", "key", "value")}
+    with Device(device.info.index) as own:
+        own.info = replace(own.info, device_type=device_type)
+        builder = GraphBuilder(own)
+        builder.output("out", builder.attention(*(builder.input(name, array.shape, "float32")
+                                                  for name, array in arrays.items())))
+        graph = builder.build()
+        assert_matches_oracle(graph.run(arrays)["out"], *arrays.values())
+        assert_matches_oracle(vkattn.attention(*arrays.values(), device=own), *arrays.values())
+        (plan,) = own.plans.values()
+        for recording in (graph.recording, plan.recording):
+            attention = [dispatch for dispatch in recording.dispatches if dispatch.variant.name.startswith("attn_")]
+            kinds = {dispatch.bindings[0].buffer.kind for dispatch in attention}
+            assert kinds == {"host" if device_type == "integrated" else "storage"}
+            copies = 0 if device_type == "integrated" else 4 if recording is graph.recording else 5  # and a mask
+            assert recording.num_dispatches == len(attention) + copies
 
 
 @pytest.mark.parametrize(("form", "algorithm"), [("node", "three_pass"), ("node", "split"), ("passes", "")])
