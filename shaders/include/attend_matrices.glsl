@@ -74,6 +74,10 @@ void attend(RowTile tile, uint begin, uint end, bool plain, inout State state, i
 #else
 #define VALUE_CODES(bits, i) codes_of(bits, bias[i], two_1024)
 #endif
+#if defined(EMULATED)  // a loop for both, as compilers of software devices take long
+#define PLAIN plain
+#include "attend_tiles.glsl"
+#else
     if (plain) {
 #define PLAIN true
 #include "attend_tiles.glsl"
@@ -83,4 +87,5 @@ void attend(RowTile tile, uint begin, uint end, bool plain, inout State state, i
 #include "attend_tiles.glsl"
 #undef PLAIN
     }
+#endif
 }
