@@ -24,7 +24,7 @@ FOLDER = Path(__file__).with_name("emulated")
 LANES = 32
 
 #: Formats and widths that are tried: all code of the kernel is in one of them.
-NAMES = ("int8_d64", "int8_d128", "q8_0_d64", "q4_0_d64")
+NAMES = ("int8_d64", "int8_d128", "q8_0_d64", "q4_0_d64", "q4_0_d128")
 
 
 def compiled(name: str) -> bytes:
