@@ -6,8 +6,8 @@
 // Grid      any number of workgroups of THREADS; each takes one (item, split) after another. A subgroup takes tiles of 16
 //           keys on its own: keys by queries, weights, values by weights, with the next ones on the way. Invocation
 //           4 g + t has the scores of keys g and g + 8, the state and the sums of row t
-// Spec      THREADS: invocations of a workgroup; FULL_ROWS: 1 if head_dim and value_dim are WIDTH, which makes places in a
-//           row constants
+// Spec      THREADS: invocations of a workgroup; FULL_ROWS: 1 if head_dim and value_dim are WIDTH, so that places in a
+//           row are constants
 // Push      params_base (words); query_base, out_base (vecs); key_base, value_base (quads); mask_base, tickets_base,
 //           lse_base (words); parts_base (vec4s)
 // Bounds    only keys in the union of the rows' visible ranges are read, and scales of those. An empty split contributes

@@ -1,7 +1,7 @@
 // The loop of attn_split_quant_coopmat over the keys of an item. One function: matrices that go in and out of others end up
 // in memory with some drivers.
-// The tiles of keys are written twice: with what masks and other options need in between, the compiler makes worse of the
-// rest (3 to 6 us of 100 on an H200).
+// The tiles of keys are there twice: with what masks and other options need in between, the rest becomes slower (2 to
+// 6 us of 100 on an H200).
 // Includer must include code_matrices.glsl and define State, RAISE_MAXIMUM and CHOOSE_NORM.
 
 // The weights p of the scores s, and w with the scales of the values in them. Scales of keys that nobody attends may be

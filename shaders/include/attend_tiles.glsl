@@ -84,8 +84,8 @@
         uint near = from + 16u * (g() & 1u), far = from + 16u * (~g() & 1u);
         UNROLL for (uint b = 0u; b < WORDS; ++b) {
             if (b >= v_source.live) continue;
-            // Columns g with the leading bits, and those with the rest, need words of the same two invocations, of keys t
-            // and t + 4: the former take from the first one first, the latter from the other one.
+            // Columns g with the leading bits, and those with the rest, need words of the same two invocations, of keys
+            // t and t + 4: the former take from the first one first, the latter from the other one.
             vec2 whole = vec2(w[2u * b], w[2u * b + 1u]) * state.norm, high = leading(whole);
             uint high_bits = half_bits_of(rounded(high)), rest_bits = half_bits_of(rounded(whole - high));
             uint one = shuffle(gives_high ? high_bits : rest_bits, near);
