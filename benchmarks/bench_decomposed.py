@@ -28,6 +28,7 @@ import vkattn
 from vkattn import oracle
 from vkattn.bench.clock import Spread, host_times, warm_up, warm_up_seconds
 from vkattn.bench.inputs import Pool
+from vkattn.bench.roofline import raise_clock
 from vkattn.kernels.grid import num_groups
 from vkattn.ops.graph import Graph
 
@@ -104,6 +105,7 @@ def measure(device: vkattn.Device, model: Model, way: str, length: int, repeat: 
     graph = build(device, model, way)
     recording = graph.recording
     run(graph, model, way, length)
+    raise_clock(device)
     warm_up(recording.run, warm_up_seconds(device.info))
     runs = [graph.timings() for _ in range(repeat)]
     elapsed = Spread.of(recording.elapsed_ns() for _ in range(repeat))

@@ -22,6 +22,7 @@ from common import describe, in_turn
 
 import vkattn
 from vkattn.bench.clock import warm_up
+from vkattn.bench.roofline import raise_clock
 from vkattn.dispatch import ALGORITHMS
 from vkattn.errors import NoKernelError
 
@@ -78,6 +79,7 @@ def device_seconds(device: vkattn.Device, case: Case, rounds: int, algorithms: S
             graph = graph_of(device, arrays, name)
         except NoKernelError:
             continue
+        raise_clock(device)
         warm_up(lambda chosen=graph: chosen.run({}), WARM_UP)
         totals = np.zeros((rounds, COPIES))
         for row in totals:

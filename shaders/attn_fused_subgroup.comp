@@ -4,8 +4,8 @@
 // Bindings  as attn_fused (include/fused.glsl)
 // Grid      any number of workgroups; each takes 128 rows x 128 elements of value_dim after another, the rows that see
 //           most keys first. 32 invocations own 4 rows each, with all their scores, weights and sums; 32 keys at a time
-//           are loaded by 8 lanes of a subgroup and shared by shuffles, which are an instruction there where a broadcast
-//           is many. Subgroups never wait for each other
+//           are loaded by 8 lanes of a subgroup and shared by shuffles, which are an instruction there where a
+//           broadcast is many. Subgroups never wait for each other
 // Push      as attn_fused
 // Bounds    as attn_fused, where a tile is the rows of one subgroup x 32 keys
 // Requires  subgroups of 8 invocations or more; shuffle, vote and arithmetic. No other size is assumed, nor how

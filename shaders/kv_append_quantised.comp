@@ -1,7 +1,7 @@
-// Purpose   cache update: quantises q_len new rows of keys and of values into a cache at input_pos(b), exactly those rows
-// Maths     vkattn.oracle.quantize. int8, a row: scale = max((hi - lo) / 255, 2^-23), code = clamp(round(x / scale + zp));
-//           q8_0, 32 elements: scale = half(max |x| / 127); q4_0: scale = half(m / -8), m of the largest magnitude;
-//           code = clamp(round(x / scale)). Rounded to the nearest even, after divisions that round as
+// Purpose   cache update: quantises q_len new rows of keys and of values into a cache at input_pos(b), those rows only
+// Maths     vkattn.oracle.quantize. int8, a row: scale = max((hi - lo) / 255, 2^-23), code = clamp(round(x / scale +
+//           zp)); q8_0, 32 elements: scale = half(max |x| / 127); q4_0: scale = half(m / -8), m of the largest
+//           magnitude; code = clamp(round(x / scale)). Rounded to the nearest even, after divisions that round as
 //           NumPy's (include/divide.glsl): codes and scales are the oracle's on any device
 // Bindings  0 params  1 new_key [B, Hkv, L, D]  2 new_value [B, Hkv, L, Ev], of any float dtype  3 key_cache
 //           4 value_cache: per layer the codes of [B, Hkv, capacity] rows, then their scales (vkattn/formats.py)
@@ -185,6 +185,7 @@ void append_blocks(Row row) {
         bool broken = (floatBitsToUint(peak) & INFINITY) == INFINITY;
         float exact = eight ? divide(abs(peak), 127.0) : peak / -8.0;
         uint bits = half_bits(broken ? 0.0 : clamp(exact, -LARGEST_SCALE, LARGEST_SCALE));
+        bits = (bits & 0x7FFFu) == 0u ? 0u : bits;  // 0 has no sign: a device may flush what is below normal numbers
         float scale = unpackHalf2x16(bits).x;
         vec4 code = scale == 0.0 ? vec4(0.0) : roundEven(divide(x, scale));
         code = eight ? clamp(code, -127.0, 127.0) + 128.0 : clamp(code, -8.0, 7.0) + 8.0;

@@ -1,8 +1,8 @@
 // Purpose   a copy as wide as a device can: what vkattn bench takes for the bandwidth of its memory
 // Maths     dst[i] = src[i], 0 <= i < quads
 // Bindings  0 src [quads] of 16 bytes, read  1 dst [quads], written; different buffers
-// Grid      any number of workgroups of 128; each takes one block of 512 quads after another, 4 quads an invocation, all
-//           four loaded before the first is stored
+// Grid      any number of workgroups of 128; each takes one block of 512 quads after another, 4 quads an invocation,
+//           all four loaded before the first is stored
 // Push      quads
 // Bounds    nothing at or beyond quads is touched
 // Requires  nothing beyond Vulkan 1.1        Source  our own

@@ -40,8 +40,19 @@ def compiled(name: str) -> bytes:
 
 def emulated(name: str) -> Variant:
     """Return the variant as the runtime is to see it: nothing but what Vulkan 1.1 has."""
-    real = variant(f"{split_matrix.KERNEL}_{name}_l32")
+    real = variant(variant_name(name))
     return dataclasses.replace(real, name=f"emulated {name}", capabilities=frozenset())
+
+
+def fitting(problem: Problem, info: DeviceInfo) -> str | None:
+    """Return the name of the emulation that can compute ``problem`` by `split`, or None."""
+    real = split_matrix.candidate(problem, dataclasses.replace(info, subgroup_size=LANES))
+    return None if real is None else next((name for name in NAMES if variant_name(name) == real.name), None)
+
+
+def variant_name(name: str) -> str:
+    """Return the name of the variant that is emulated."""
+    return f"{split_matrix.KERNEL}_{name}_l{LANES}"
 
 
 @contextmanager
@@ -50,8 +61,7 @@ def forced(name: str) -> Iterator[None]:
     kernel, other, load = emulated(name), split.shape, pipeline.load
 
     def shape(problem: Problem, info: DeviceInfo) -> split.Shape:
-        real = split_matrix.candidate(problem, dataclasses.replace(info, subgroup_size=LANES))
-        if real is None or f"{split_matrix.KERNEL}_{name}_l32" != real.name:
+        if fitting(problem, info) != name:
             return other(problem, info)
         return split.Shape(kernel, split.BASE_ROWS, (LANES,))
 

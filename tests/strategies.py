@@ -97,7 +97,7 @@ def sizes(draw: st.DrawFn, is_short: bool = False) -> dict[str, int]:
 
 
 @st.composite
-def _places(draw: st.DrawFn, size: dict[str, int]) -> dict[str, Any]:
+def places(draw: st.DrawFn, size: dict[str, int]) -> dict[str, Any]:
     """Draw causal, window, q_offset and kv_len, with a q_offset wherever it is needed."""
     batch_size, q_len, num_keys = size["batch_size"], size["q_len"], size["num_keys"]
 
@@ -189,7 +189,7 @@ def cases(draw: st.DrawFn, theme: str = "everything", few_kernels: bool = False,
     layout = draw(st.sampled_from(["bhsd", "bshd"]))
     seed = draw(st.integers(0, 2**32 - 1))
     rng = np.random.default_rng(seed)
-    options = draw(_places(size)) if "place" in kinds else {}
+    options = draw(places(size)) if "place" in kinds else {}
     options["layout"] = layout
     mask = draw(masks(size, dtype, rng)) if "mask" in kinds else None
     if mask is not None:
@@ -202,11 +202,11 @@ def cases(draw: st.DrawFn, theme: str = "everything", few_kernels: bool = False,
     key, value = key.astype(numpy_dtype(kv_dtype)), value.astype(numpy_dtype(kv_dtype))
     peak = choices["peak"] = draw(st.sampled_from([None, 1.0, 20.0, 150.0, -150.0]))
     if peak is not None or amplitude > 1:
-        options["scale"] = _scale_for(query, key, peak or 10.0)
+        options["scale"] = scale_for(query, key, peak or 10.0)
     if "score" in kinds:
-        options |= draw(_score_options(size, options, rng))
+        options |= draw(score_options(size, options, rng))
         if "sinks" in options and abs(peak or 0) > MAX_PEAK_WITH_SINKS:  # a row that the sink dwarfs is below float32
-            options["scale"] = _scale_for(query, key, np.copysign(MAX_PEAK_WITH_SINKS, peak))
+            options["scale"] = scale_for(query, key, np.copysign(MAX_PEAK_WITH_SINKS, peak))
 
     clean = (query, key, value)
     poison = choices["poison"] = draw(st.sampled_from([np.nan, np.inf, -np.inf]))
@@ -233,7 +233,7 @@ def _numbers(
     return query, key, value
 
 
-def _scale_for(query: np.ndarray, key: np.ndarray, peak: float) -> float:
+def scale_for(query: np.ndarray, key: np.ndarray, peak: float) -> float:
     """Return the scale that makes the largest score, either sign, ``peak``."""
     group_size = query.shape[1] // key.shape[1]
     keys = key.astype(np.float64).repeat(group_size, axis=1)
@@ -243,7 +243,7 @@ def _scale_for(query: np.ndarray, key: np.ndarray, peak: float) -> float:
 
 
 @st.composite
-def _score_options(
+def score_options(
     draw: st.DrawFn, size: dict[str, int], options: dict[str, Any], rng: np.random.Generator
 ) -> dict[str, Any]:
     """Draw softcap, sinks and ALiBi slopes, the latter with a q_offset if ``options`` leave it open."""

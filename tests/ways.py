@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from unittest import mock
 
+from tests import emulated
 from vkattn.caps.model import DeviceInfo
 from vkattn.dispatch import by_name
 from vkattn.kernels import fused, split, three_pass
@@ -21,11 +22,12 @@ from vkattn.problem import Problem
 
 @dataclass(frozen=True)
 class Way:
-    """An algorithm, the variants it is to use, and for `split` the shape of its kernel."""
+    """An algorithm, the variants it is to use, and for `split` the shape of its kernel, or which one is emulated."""
 
     algorithm: str
     kernels: tuple[str, ...]
     shape: split.Shape | None = None
+    emulation: str = ""
 
     def __str__(self) -> str:
         return "+".join(self.kernels)
@@ -33,6 +35,10 @@ class Way:
     @contextmanager
     def forced(self) -> Iterator[None]:
         """Let the algorithm use these variants, whatever the device."""
+        if self.emulation:
+            with emulated.forced(self.emulation):
+                yield
+            return
         kernel = variant(self.kernels[0])
         with (mock.patch.object(fused, "candidates", lambda problem, info: [(kernel, [])]) if self.shape is None else
               mock.patch.object(split, "shape", lambda problem, info: self.shape)):
@@ -46,7 +52,11 @@ def splits_of(count: int | None) -> mock._patch:
 
 
 def ways(problem: Problem, info: DeviceInfo, *, shuffles: bool = True) -> list[Way]:
-    """Return the ways to compute ``problem``; of `split`'s kernels only the device's own one unless ``shuffles``."""
+    """Return the ways to compute ``problem``; of `split`'s kernels only the device's own one unless ``shuffles``.
+
+    Its kernel on matrix units is emulated, where there is an emulation of the format and width; the families of prefill
+    on matrix units have a tolerance of their own and are left to tests/gpu/kernels/test_attn_coopmat.py.
+    """
     found = [Way("three_pass", tuple(kernel.name for kernel in three_pass.variants(problem)))]
     # Of all device types a CPU has the most candidates.
     for kernel, _ in fused.candidates(problem, replace(info, device_type="cpu", tuning=None)):
@@ -58,6 +68,9 @@ def ways(problem: Problem, info: DeviceInfo, *, shuffles: bool = True) -> list[W
     for shape in dict.fromkeys(shapes):
         if not device_reasons(shape.kernel, info):
             found.append(Way("split", (shape.kernel.name,), shape))
+    name = emulated.fitting(problem, info) if shuffles else None
+    if name is not None:
+        found.append(Way("split", (f"emulated {name}",), emulation=name))
     able = []
     for way in found:
         with way.forced():

@@ -237,7 +237,7 @@ def check_device(device: Device) -> dict[str, Result]:
         if not result.cases and not result.problem:
             bf16 = "bf16" in name and ("bfloat16", "bfloat16") not in dtype_mixtures()
             result.not_run = why_not_run(load_manifest()[name], device.info, used) or (
-                "not checked: needs the package ml_dtypes" if bf16 else "")
+                "not checked: needs the package ml_dtypes. Hint: pip install ml_dtypes" if bf16 else "")
             result.problem = "" if result.not_run else "MISSED: some problem gets it on this device, but no case here"
     return results
 

@@ -41,7 +41,8 @@ def as_text(results: dict[str, Result]) -> str:
         if result.not_run:
             reasons.setdefault(result.not_run, []).append(load_manifest()[name].kernel)
             continue
-        detail = result.problem or f"worst error {result.worst:.2f} of the bound, {result.cases} cases"
+        cases = "1 case" if result.cases == 1 else f"{result.cases} cases"
+        detail = result.problem or f"worst error {result.worst:.2f} of the bound, {cases}"
         lines.append(f"  {'FAILED' if failed(result) else 'ok':6} {name:{width}} {detail}")
     for reason, kernels in reasons.items():
         counts = ", ".join(f"{count} of {kernel}" for kernel, count in Counter(kernels).items())

@@ -25,7 +25,10 @@ def _add_device(parser: argparse.ArgumentParser) -> None:
 
 def _positive(text: str) -> int:
     """Read a whole number from 1 up."""
-    number = int(text)
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is not at least 1")
     return number

@@ -28,6 +28,9 @@ from .kernels.manifest import load_manifest
 from .paths import cache_dir
 from .reach import unable
 
+#: Variants that are named together at most; ``--json`` names them all.
+MOST_NAMES = 4
+
 #: Variables that change what vkattn or the Vulkan loader does.
 VARIABLES = (
     "VKATTN_DEVICE",
@@ -204,7 +207,11 @@ def _kernel_text(kernel: str, entry: dict[str, Any], width: int) -> list[str]:
     for name, reasons in entry["unsupported"].items():
         by_reason.setdefault("; ".join(reasons), []).append(name)
     for reason, names in by_reason.items():
-        which = "all" if len(names) == entry["variants"] else ", ".join(names)
+        which = ", ".join(names)
+        if len(names) == entry["variants"]:
+            which = "all"
+        elif len(names) > MOST_NAMES:
+            which = f"{', '.join(names[: MOST_NAMES - 1])} and {len(names) - MOST_NAMES + 1} more"
         lines.append(f"      {which}: {reason}")
     return lines
 

@@ -87,16 +87,13 @@ def check_mixture(query: str, key: str, value: str) -> None:
                          f"Hint: {hint}.")
 
 
-def check_mask(
-    mask: Any, full: tuple[int, int, int, int], query_dtype: str, argument: str, kv_len: np.ndarray | None = None
-) -> np.ndarray | None:
-    """Return ``mask`` 4-D, each size full or 1, bool or float32; None if there is none.
+def check_mask(mask: Any, full: tuple[int, int, int, int], query_dtype: str, argument: str) -> np.ndarray | None:
+    """Return ``mask`` 4-D, each size full or 1, bool or float32; None if there is none. See `check_additive` too.
 
     Raises
     ------
     DTypeError : neither bool, float32 nor the query's dtype.
     ShapeError : it does not broadcast to ``full`` = (batch_size, num_heads, q_len, kv_len).
-    OptionError : it holds NaN or plus infinity in a column of a live key; ``kv_len`` None is all of them.
     """
     if mask is None:
         return None
@@ -115,17 +112,19 @@ def check_mask(
     if given.dtype != np.bool_:
         with np.errstate(invalid="ignore"):
             given = given.astype(np.float32, copy=False)
-        if not _is_additive(given, np.full(full[0], full[3]) if kv_len is None else kv_len):
-            raise OptionError(f"`{argument}` holds NaN or plus infinity; a mask closes a key with -inf.")
     return given
 
 
-def _is_additive(mask: np.ndarray, kv_len: np.ndarray) -> bool:
-    """Whether the live columns of a 4-D float mask hold neither NaN nor plus infinity."""
-    lengths = kv_len if mask.shape[0] == len(kv_len) else [kv_len.max(initial=0)]
-    live = (entry[..., :length] if mask.shape[3] > 1 else entry
-            for entry, length in zip(mask, lengths, strict=False))
-    return all(bool(columns.max(initial=-np.inf) < np.inf) for columns in live)
+def check_additive(mask: np.ndarray | None, kv_len: np.ndarray, argument: str) -> None:
+    """Raise OptionError if a float mask, 4-D or less, holds NaN or plus infinity in a column of a live key."""
+    if mask is None or mask.dtype == np.bool_:
+        return
+    full = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
+    lengths = kv_len if full.shape[0] == len(kv_len) else [kv_len.max(initial=0)]
+    live = (entry[..., :length] if full.shape[3] > 1 else entry
+            for entry, length in zip(full, lengths, strict=False))
+    if not all(bool(columns.max(initial=-np.inf) < np.inf) for columns in live):
+        raise OptionError(f"`{argument}` holds NaN or plus infinity; a mask closes a key with -inf.")
 
 
 def attention_call(
@@ -163,7 +162,8 @@ def attention_call(
     problem = _problem(arrays, dtypes, layout)
     full = (problem.batch_size, problem.num_heads, problem.max_q_len, problem.max_kv_len)
     lengths = resolve_kv_len(kv_len, problem.batch_size, problem.max_kv_len)
-    checked_mask = check_mask(mask, full, dtypes["query"], mask_name, lengths)
+    checked_mask = check_mask(mask, full, dtypes["query"], mask_name)
+    check_additive(checked_mask, lengths, mask_name)
     if checked_mask is not None:
         kind = "bool" if checked_mask.dtype == np.bool_ else "float32"
         problem = Problem(**{**problem.__dict__, "mask": kind})

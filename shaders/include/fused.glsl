@@ -1,6 +1,6 @@
 // What the fused kernels share: their push constants, buffers, limits, and the order of their row tiles.
-// Includer must define BLOCK_ROWS, and the dtypes by QUERY_* and KEY_*; values have the dtype of the keys unless that is
-// KEY_MIXED.
+// Includer must define BLOCK_ROWS, and the dtypes by QUERY_* and KEY_*; values have the dtype of the keys unless that
+// is KEY_MIXED.
 #ifndef VKATTN_FUSED
 #define VKATTN_FUSED
 

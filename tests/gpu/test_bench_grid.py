@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from vkattn import cli
-from vkattn.bench import case, clock, grid, peers
+from vkattn.bench import case, clock, grid, peers, roofline
 from vkattn.bench.case import Case
 from vkattn.bench.grid import PEERS, Grid
 from vkattn.bench.inputs import Pool
@@ -184,3 +185,18 @@ def test_every_peer_says_something(device: Device) -> None:
     """Whether it is installed or not: times, a reason, or no row; never an exception."""
     rows = Grid(device, PROBLEMS[2:3], algorithms=("three_pass",), peers=tuple(PEERS), seconds=0.01).run()
     assert all(row.reason or row.time_ns for row in rows)
+
+
+def test_the_clock_is_raised_on_gpus_only(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By dense work, which leaves nothing behind; a software device plays the GPU."""
+    calls: list[float] = []
+    monkeypatch.setattr(roofline, "warm_up", lambda run, seconds: (run(), calls.append(seconds)))
+    monkeypatch.setattr(roofline, "FMA_WORK", dict.fromkeys(roofline.FMA_WORK, (1, 1)))
+    with Device(device.info.index) as own:
+        assert own.boundary_tensor  # made once, when the first recording needs it
+        before = own.allocation_count
+        for device_type, raised in (("cpu", []), ("discrete", [roofline.DENSE_SECONDS])):
+            own.info = dataclasses.replace(own.info, device_type=device_type)
+            roofline.raise_clock(own)
+            assert calls == raised
+        assert own.allocation_count == before

@@ -11,7 +11,7 @@ import pytest
 from vkattn import __version__, cli
 from vkattn.errors import DeviceError
 
-COMMANDS = ("setup", "info", "check", "bench", "demo")
+COMMANDS = ("setup", "info", "check", "bench", "tune", "demo")
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -40,6 +40,17 @@ def test_an_unknown_command_is_wrong_usage() -> None:
     done = run("no-such-command")
     assert done.returncode == 2
     assert "no-such-command" in done.stderr
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["setup", "--jobs", "x"], "argument --jobs: 'x' is no whole number"),
+    (["setup", "--jobs", "0"], "argument --jobs: 0 is not at least 1"),
+    (["bench", "--heads", "24/x"], "argument --heads: 'x' is no whole number"),
+])
+def test_a_wrong_number_is_named(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(arguments)
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -88,6 +88,8 @@ def test_a_kernel_of_which_some_variants_run() -> None:
     assert info._kernel_text("k", entry, 4) == ["    k     3 variants  1 of them", "      k_a, k_b: needs x"]
     entry["unsupported"]["k_c"] = ["needs x"]
     assert info._kernel_text("k", entry, 4) == ["    k     3 variants  no", "      all: needs x"]
+    entry = {"variants": 9, "unsupported": {f"k_{letter}": ["needs x"] for letter in "abcdef"}}
+    assert info._kernel_text("k", entry, 4)[1] == "      k_a, k_b, k_c and 3 more: needs x"
 
 
 def test_kp_is_not_imported() -> None:

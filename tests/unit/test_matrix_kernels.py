@@ -1,63 +1,27 @@
-"""The families on matrix units: who may use them, which variant, and what the verdicts of self-tests do."""
+"""The families on matrix units: who may use them, and which variant."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
-import threading
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.fakes import fake_device_info
+from tests.matrix_devices import PROBLEM, device, nvidia, passed
 from vkattn.caps.model import DeviceInfo, MatrixShape
 from vkattn.dispatch import choose
 from vkattn.errors import NoKernelError
 from vkattn.kernels import coopmat, coopmat2, matrix, split_matrix, verdicts
-from vkattn.kernels.manifest import Variant, load_manifest
-from vkattn.ops import selftest
+from vkattn.kernels.manifest import load_manifest
 from vkattn.problem import Problem
 
+pytestmark = pytest.mark.usefixtures("no_verdicts")
+
 SHADERS = Path(__file__).resolve().parents[2] / "shaders"
-PROBLEM = Problem(1, 24, 8, 2048, 2048, 128, 128, "float16", "float16", "float16")
-KHR = frozenset({"VK_KHR_cooperative_matrix", "VK_KHR_shader_float16_int8", "VK_KHR_vulkan_memory_model",
-                 "VK_KHR_shader_bfloat16"})
-SHAPES = tuple(MatrixShape(16, 16, 16, operand, "float32") for operand in ("float16", "bfloat16"))
-NV2 = frozenset({"reductions", "conversions", "per_element", "workgroup_scope"})
 KERNELS = [kernel for kernel in load_manifest().values() if kernel.kernel in matrix.FEATURES
            and kernel.kernel != split_matrix.KERNEL]  # that is one of `split`: tests/unit/test_split_matrix.py
-
-
-def device(**changes: Any) -> DeviceInfo:
-    """Return a device with matrix units of VK_KHR_cooperative_matrix."""
-    return fake_device_info(**({
-        "extensions": KHR, "matrix_shapes": SHAPES, "max_shared_memory_bytes": 49152, "max_workgroup_invocations": 1024,
-        "max_workgroup_size": (1024, 1024, 64), "max_storage_buffers_per_stage": 16,
-        "subgroup_operations": frozenset({"basic", "vote", "shuffle", "arithmetic", "ballot", "shuffle_relative"}),
-    } | changes))
-
-
-def nvidia(**changes: Any) -> DeviceInfo:
-    """Return one that has VK_NV_cooperative_matrix2 too."""
-    return device(**({"extensions": KHR | {"VK_NV_cooperative_matrix2"}, "matrix_features": NV2} | changes))
-
-
-@pytest.fixture(autouse=True)
-def no_verdicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setenv("VKATTN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("VKATTN_TIERS", raising=False)
-    verdicts.forget()
-    yield tmp_path / "cache" / "self_tests.json"
-    verdicts.forget()
-
-
-def passed(info: DeviceInfo, *names: str) -> None:
-    for name in names:
-        verdicts.note(load_manifest()[name], info, "")
 
 
 @pytest.mark.parametrize(("changes", "reason"), [
@@ -138,48 +102,6 @@ def test_the_first_that_passes_needs_no_test_of_the_next() -> None:
     assert coopmat.untested(PROBLEM, device()) is None
 
 
-def test_verdicts_are_kept_by_driver_and_spirv(no_verdicts: Path) -> None:
-    kernel = load_manifest()["attn_coopmat_f16_d128_l32_quad"]
-    verdicts.note(kernel, device(), "")
-    verdicts.forget()
-    assert verdicts.verdict(kernel, device()) == ""
-    assert verdicts.verdict(kernel, device(driver_version=2)) is None
-    assert verdicts.verdict(kernel, device(name="Another GPU")) is None
-    assert verdicts.verdict(dataclasses.replace(kernel, sha256="0" * 64), device()) is None
-    assert list(json.loads(no_verdicts.read_text()).values()) == [""]
-
-
-@pytest.mark.parametrize("text", ["", "[1, 2]", '{"a": 1}', "{not json"])
-def test_a_damaged_file_of_verdicts_is_no_verdict(no_verdicts: Path, text: str) -> None:
-    no_verdicts.parent.mkdir(parents=True)
-    no_verdicts.write_text(text)
-    kernel = load_manifest()["attn_coopmat_f16_d128_l32_quad"]
-    assert verdicts.verdict(kernel, device()) is None
-    verdicts.note(kernel, device(), "wrong")
-    verdicts.forget()
-    assert verdicts.verdict(kernel, device()) == "wrong"
-
-
-def test_a_folder_that_cannot_be_written_does_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("VKATTN_CACHE", str(tmp_path / "file"))
-    kernel = load_manifest()["attn_coopmat_f16_d128_l32_quad"]
-    verdicts.note(kernel, device(), "")
-    assert verdicts.verdict(kernel, device()) == ""
-
-
-def test_a_user_without_a_home_has_no_verdicts_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nowhere() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    for name in ("VKATTN_CACHE", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(Path, "home", nowhere)
-    assert choose(PROBLEM, nvidia()).NAME == "fused"
-    passed(nvidia(), "attn_coopmat2_f16_d128_l32")
-    assert choose(PROBLEM, nvidia()).NAME == "coopmat2"
-
-
 def test_tiers(monkeypatch: pytest.MonkeyPatch) -> None:
     passed(nvidia(), "attn_coopmat2_f16_d128_l32")
     monkeypatch.setenv("VKATTN_TIERS", "base,subgroup")
@@ -195,67 +117,6 @@ def test_emulated_units_are_used_only_by_name() -> None:
     assert choose(PROBLEM, info).NAME == "fused"
     assert choose(PROBLEM, info, "coopmat").NAME == "coopmat"
     assert choose(PROBLEM, info, "coopmat2").NAME == "coopmat2"
-
-
-@pytest.fixture
-def judged(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Have self-tests pass without a device, except those of "quad"; return the names of those that ran."""
-    names: list[str] = []
-
-    def judge(device: Any, kernel: Variant) -> str:
-        names.append(kernel.name)
-        return "wrong" if "quad" in kernel.name else ""
-
-    monkeypatch.setattr(selftest, "judge", judge)
-    return names
-
-
-def test_self_tests_run_when_a_choice_depends_on_them(judged: list[str]) -> None:
-    on: Any = SimpleNamespace(info=device(), lock=threading.RLock())
-    decode = dataclasses.replace(PROBLEM, max_q_len=1)
-    selftest.settle(on, decode, "auto")  # split computes it
-    selftest.settle(on, PROBLEM, "fused")
-    assert judged == []
-    selftest.settle(on, PROBLEM, "auto")
-    assert judged == ["attn_coopmat_f16_d128_l32_quad", "attn_coopmat_f16_d128_l32_shared"]
-    selftest.settle(on, PROBLEM, "auto")
-    selftest.settle(on, PROBLEM, "coopmat")
-    assert len(judged) == 2
-    assert choose(PROBLEM, on.info).NAME == "coopmat"
-
-
-def test_the_better_family_is_tested_first_and_alone(judged: list[str]) -> None:
-    on: Any = SimpleNamespace(info=nvidia(), lock=threading.RLock())
-    selftest.settle(on, PROBLEM, "auto")
-    assert judged == ["attn_coopmat2_f16_d128_l32"]
-
-
-def test_a_test_that_takes_the_process_down_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    on: Any = SimpleNamespace(info=nvidia(), lock=threading.RLock())
-    seen = []
-
-    def judge(device: Any, kernel: Variant) -> str:
-        seen.append(verdicts.path().read_text())  # all that a crash here would leave
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(selftest, "judge", judge)
-    with pytest.raises(KeyboardInterrupt):
-        selftest.settle(on, PROBLEM, "coopmat2")
-    assert coopmat2.untested(PROBLEM, on.info) is not None  # who broke it off may have it tried again
-    verdicts.forget()
-    assert coopmat2.untested(PROBLEM, on.info) is not None
-    verdicts.path().write_text(seen[0])
-    assert coopmat2.not_supported_reasons(PROBLEM, on.info) == [f"attn_coopmat2_f16_d128_l32: {verdicts.UNFINISHED}"]
-
-
-def test_a_test_that_could_not_run_is_tried_again_by_the_next_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    on: Any = SimpleNamespace(info=nvidia(), lock=threading.RLock())
-    monkeypatch.setattr(selftest, "judge", lambda device, kernel: f"{selftest.COULD_NOT_RUN} (CapacityError: full)")
-    selftest.settle(on, PROBLEM, "coopmat2")
-    (reason,) = coopmat2.not_supported_reasons(PROBLEM, on.info)
-    assert "CapacityError: full" in reason
-    verdicts.forget()
-    assert coopmat2.untested(PROBLEM, on.info) is not None
 
 
 def test_every_variant_is_reachable() -> None:

@@ -49,6 +49,37 @@ def test_lse_far_apart_and_far_from_zero() -> None:
     assert (merged.item(), total.item()) == (1, 1e4)
 
 
+def test_a_row_that_is_no_number_stays_one() -> None:
+    """Its lse is NaN too, as `attention` returns it: a finite lse, or none, would let the next merge lose it."""
+    out, lse = np.ones((1, 2, 3, 4), np.float32), np.zeros((1, 2, 3), np.float32)
+    broken, broken_lse = out.copy(), lse.copy()
+    broken[0, 1, 2], broken_lse[0, 1, 2] = np.nan, np.nan
+    for parts in ((out, lse, broken, broken_lse), (broken, broken_lse, out, lse),
+                  (broken, broken_lse, np.zeros_like(out), np.full_like(lse, -np.inf))):
+        merged, total = vkattn.merge_states(*parts)
+        np.testing.assert_array_equal(np.isnan(merged), np.isnan(broken))
+        np.testing.assert_array_equal(np.isnan(total), np.isnan(broken_lse))
+        again, whole = vkattn.merge_states(merged, total, out, lse)
+        np.testing.assert_array_equal(np.isnan(again), np.isnan(broken))
+        np.testing.assert_array_equal(np.isnan(whole), np.isnan(broken_lse))
+
+
+def test_what_weighs_nothing_has_no_effect() -> None:
+    """An accumulator that nothing was added to may hold anything; so may a part that is far below the other."""
+    one, lse = np.ones((1, 1, 2, 3), np.float32), np.zeros((1, 1, 2), np.float32)
+    largest = np.finfo(np.float32).max
+    for anything, its_lse in ((np.nan, -np.inf), (np.inf, -np.inf), (np.inf, -1e4), (7.0, -largest)):
+        other, other_lse = np.full_like(one, anything), np.full_like(lse, its_lse)
+        for parts in ((one, lse, other, other_lse), (other, other_lse, one, lse)):
+            merged, total = vkattn.merge_states(*parts)
+            np.testing.assert_array_equal(merged, one)
+            np.testing.assert_array_equal(total, lse)
+    top = np.full_like(lse, largest)
+    merged, total = vkattn.merge_states(one, top, 3 * one, -top)
+    np.testing.assert_array_equal(merged, one)
+    np.testing.assert_array_equal(total, top)
+
+
 def test_wrong_arguments() -> None:
     out, lse = np.ones((1, 2, 3, 4), np.float32), np.zeros((1, 2, 3), np.float32)
     with pytest.raises(ShapeError, match="do not fit"):
@@ -57,3 +88,6 @@ def test_wrong_arguments() -> None:
         vkattn.merge_states(out, lse, out, lse, layout="bshd")
     with pytest.raises(DTypeError, match="out_a"):
         vkattn.merge_states(out.astype(np.float64), lse, out, lse)
+    for other in (np.float16, np.int64):
+        with pytest.raises(DTypeError, match=r"`out_a` is float32 but `out_b` is .*; they must have the same dtype"):
+            vkattn.merge_states(out, lse, out.astype(other), lse)

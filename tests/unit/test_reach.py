@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +15,8 @@ from vkattn.check_results import Result, as_text, failed
 from vkattn.kernels import matrix, verdicts
 from vkattn.kernels.manifest import load_manifest, variant
 from vkattn.reach import chosen, unable, why_not_run
+
+pytestmark = pytest.mark.usefixtures("no_verdicts")
 
 OPERATIONS = frozenset({"basic", "vote", "shuffle", "arithmetic", "ballot", "shuffle_relative"})
 MATRICES = {
@@ -37,15 +37,6 @@ DEVICES: dict[str, dict[str, Any]] = {
     "matrix units on a CPU": ROOM | MATRICES | {"device_type": "cpu", "subgroup_size": 8},
     "little shared memory": ROOM | {"max_shared_memory_bytes": 16384},
 }
-
-
-@pytest.fixture(autouse=True)
-def no_verdicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("VKATTN_CACHE", str(tmp_path))
-    monkeypatch.delenv("VKATTN_TIERS", raising=False)
-    verdicts.forget()
-    yield
-    verdicts.forget()
 
 
 def reached(monkeypatch: pytest.MonkeyPatch, info: DeviceInfo) -> set[str]:

@@ -77,6 +77,7 @@ def test_a_whole_name_wins_over_parts() -> None:
         ("NVIDIA", "`select` is 'NVIDIA', which fits 2 devices."),
         ("nvidia h200", "Hint: give an index."),
         ("", "is part of no device's name"),
+        ("17", "`select` is '17', which is neither the index of a device nor part of a device's name."),
     ],
 )
 def test_nothing_or_too_much(select: Any, message: str) -> None:

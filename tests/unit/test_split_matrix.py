@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +18,8 @@ from vkattn.kernels import matrix, split, split_matrix, verdicts
 from vkattn.kernels.manifest import Variant, load_manifest
 from vkattn.ops import selftest
 from vkattn.problem import Problem
+
+pytestmark = pytest.mark.usefixtures("no_verdicts")
 
 SHADERS = Path(__file__).resolve().parents[2] / "shaders"
 PROBLEM = Problem(1, 24, 8, 1, 4096, 128, 128, "float16", "int8", "int8")
@@ -34,15 +35,6 @@ def device(**changes: Any) -> DeviceInfo:
         "max_workgroup_invocations": 1024, "max_workgroup_size": (1024, 1024, 64),
         "max_storage_buffers_per_stage": 16, "subgroup_operations": frozenset({"basic", "vote", "shuffle"}),
     } | changes))
-
-
-@pytest.fixture(autouse=True)
-def no_verdicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("VKATTN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("VKATTN_TIERS", raising=False)
-    verdicts.forget()
-    yield
-    verdicts.forget()
 
 
 def chosen(problem: Problem, info: DeviceInfo) -> str:

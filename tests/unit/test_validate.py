@@ -221,8 +221,11 @@ def test_torch_named_refusals(change: dict[str, Any]) -> None:
 
 
 def test_torch_named_shapes() -> None:
-    with pytest.raises(ShapeError, match="do not broadcast"):
-        vkattn.scaled_dot_product_attention(Q, K, V)  # 8 against 4 heads without enable_gqa
+    with pytest.raises(ShapeError, match=r"do not broadcast\. Hint: enable_gqa=True lets each KV head serve 2 query"):
+        vkattn.scaled_dot_product_attention(Q, K, V)  # 8 against 4 heads
+    for key in (K[:, :3], np.concatenate([K, K[:1]])):  # what enable_gqa would not mend either
+        with pytest.raises(ShapeError, match=r"do not broadcast\.$"):
+            vkattn.scaled_dot_product_attention(Q, key, key)
     with pytest.raises(ShapeError, match="at least two"):
         vkattn.scaled_dot_product_attention(Q[0, 0, 0], K, V)
     with pytest.raises(ShapeError, match="at least three"):

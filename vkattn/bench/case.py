@@ -28,6 +28,7 @@ from ..runtime.recording import Recording
 from .clock import Spread, warm_up, warm_up_seconds
 from .inputs import Pool
 from .problems import BenchProblem
+from .roofline import raise_clock
 
 #: Bytes over which the input sets of a problem are spread, and how many there are at most, by device type.
 SPREAD_BYTES = {"cpu": 64 << 20, "integrated": 64 << 20, "virtual": 256 << 20, "discrete": 256 << 20, "other": 64 << 20}
@@ -223,6 +224,7 @@ class Case:
 
     def device_times(self, seconds: float) -> Spread:
         """Warm up, then time executions on the device for about ``seconds``, each dispatch behind a boundary."""
+        raise_clock(self.device)
         first, _ = self._record(min(self.sets, 4))
         self._pace = warm_up(first.run, warm_up_seconds(self.device.info) / 7) / min(self.sets, 4)
         recording, counts = self._record(self._count)

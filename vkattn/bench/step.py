@@ -25,6 +25,7 @@ from ..ops.graph import Graph
 from ..ops.timings import Timings
 from ..runtime.device import Device
 from .clock import warm_up, warm_up_seconds
+from .roofline import raise_clock
 
 
 @dataclass(frozen=True)
@@ -186,6 +187,7 @@ def measure(device: Device, settings: Settings) -> Result:
         if not share <= 1:
             raise DeviceError(f'"{device.info.name}" computes this step wrongly: the worst error is {share:.3g} times '
                               "its bound, so nothing was measured. Hint: vkattn check tells which kernel it is.")
+        raise_clock(device)
         warm_up(step.run, warm_up_seconds(device.info))
         host = []
         for _ in range(settings.repeat):

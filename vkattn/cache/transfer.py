@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from .kv_cache import KVCache
 
 
+#: A code of int8 is up to 255 from its zero point.
+MOST_INT8_SCALE = float(np.finfo(np.float32).max) / 255
+
+
 def raw_layer(cache: KVCache, layer: int) -> dict[str, np.ndarray | None]:
     """Return codes (or floats), scales and zero points of a layer's live rows, by the names of `KVCache.load`."""
     result: dict[str, np.ndarray | None] = {}
@@ -103,9 +107,13 @@ def checked_rows(name: str, codes: Any, scale: Any, zero_point: Any, dtype: str)
 
 
 def check_scales(argument: str, scales: np.ndarray) -> None:
-    """Raise OptionError unless all scales are finite."""
+    """Raise OptionError unless all scales are finite, and what codes stand for with them too."""
     if not np.isfinite(scales).all():
         raise OptionError(f"`{argument}` holds NaN or infinity in a row that is live.")
+    beyond = scales[np.abs(scales) > MOST_INT8_SCALE] if scales.dtype == np.float32 else scales[:0]
+    if beyond.size:
+        raise OptionError(f"`{argument}` holds {beyond.flat[0]:.6g} in a row that is live; 255 times a scale must be "
+                          "within float32.")
 
 
 def _numbers(argument: str, values: Any, dtype: str, shape: tuple[int, ...], may_end_in_one: bool) -> np.ndarray:

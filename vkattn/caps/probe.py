@@ -123,7 +123,9 @@ def _by_name(infos: Sequence[DeviceInfo], text: str, source: str) -> DeviceInfo:
     if len(matches) == 1:
         return matches[0]
     if not matches:
-        raise DeviceError(f"{source} is {text!r}, which is part of no device's name. {_listing(infos)}")
+        what = "neither the index of a device nor part of a device's name" if text.isdecimal() else (
+            "part of no device's name")
+        raise DeviceError(f"{source} is {text!r}, which is {what}. {_listing(infos)}")
     found = f"{source} is {text!r}, which fits {len(matches)} devices."
     raise DeviceError(f"{found} {_listing(infos)} Hint: give an index.")
 

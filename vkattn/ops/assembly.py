@@ -23,6 +23,7 @@ from ..runtime.recording import Recording
 from .blocks import Block, DimsBlock
 from .live import view
 from .plan import clear, copy_groups
+from .spec import AttentionSpec
 
 HOST_POOLS = ("input", "output")
 
@@ -53,7 +54,9 @@ class Plan:
     caches: dict[str, Any] = field(default_factory=dict)
     own_caches: list[Any] = field(default_factory=list)
     #: Formats of the quantised caches to which an input is appended as it is given.
-    quantised_inputs: dict[str, set[str]] = field(default_factory=dict)
+    quantised_inputs: dict[str, frozenset[str]] = field(default_factory=dict)
+    #: Float masks that every run looks at, each with what attends through it: nodes that are alike are one.
+    float_masks: set[tuple[Value, AttentionSpec]] = field(default_factory=set)
     cache_places: dict[Any, tuple[Buffer, int]] = field(default_factory=dict)
     #: By node.
     appends: dict[str, Append] = field(default_factory=dict)

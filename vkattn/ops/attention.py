@@ -49,8 +49,8 @@ def attention(
     value : Array, shape ``[batch_size, num_kv_heads, kv_len, value_dim]`` (bhsd), key's dtype
         value_dim may differ from head_dim.
     mask : Array that broadcasts to ``[batch_size, num_heads, q_len, kv_len]`` in every layout, or None
-        bool: True is attended. float32, or the query's dtype: added to the score; -inf is not attended. Together with
-        ``causal`` both apply.
+        bool: True is attended. float32, or the query's dtype: added to the score; -inf is not attended, NaN and plus
+        infinity are refused where a key is live. Together with ``causal`` both apply.
     causal : "top_left", "bottom_right" or None
         Row i attends keys ``j <= p_i``. "top_left" (torch's is_causal) puts row 0 at key 0; "bottom_right" (decoding)
         puts the last row at the last live key. None is no causal mask.
@@ -98,8 +98,9 @@ def attention(
     Notes
     -----
     A row that attends nothing gives 0, and its lse is -inf (the sink, if there is one). NaN in keys or values that are
-    not attended has no effect. Scores and sums are float32. Plans (buffers, pipelines, a recording) are kept for later
-    calls of similar size, at most 16 to a device.
+    not attended has no effect. Scores and sums are float32, and a row is divided by its denominator last: values so
+    large that their sum leaves float32 (3.4e38) come out as infinity or NaN. Plans (buffers, pipelines, a recording)
+    are kept for later calls of similar size, at most 16 to a device.
 
     Source: Vaswani et al. 2017 (arXiv 1706.03762), section 3.2.1; grouped queries: Ainslie et al. 2023 (arXiv
     2305.13245); ALiBi: Press et al. 2021 (arXiv 2108.12409); the order of the steps: ONNX operator Attention, opset 24.
@@ -209,7 +210,7 @@ def scaled_dot_product_attention(
     try:
         lead = np.broadcast_shapes(*(array.shape[:-shared] for array in arrays))
     except (ValueError, RuntimeError) as error:  # RuntimeError: more than 32 dimensions
-        raise ShapeError(f"{shapes}: the leading dimensions do not broadcast.") from error
+        raise ShapeError(f"{shapes}: the leading dimensions do not broadcast.{_gqa_hint(arrays)}") from error
     full = [np.broadcast_to(array, lead + array.shape[-shared:]) for array in arrays]
     heads = full[0].shape[-3] if len(full[0].shape) > 2 else 1
     batch = lead if enable_gqa else lead[:-1]
@@ -221,6 +222,16 @@ def scaled_dot_product_attention(
     device = resolve_device(device)
     out, _ = compute(call, device, "auto")
     return out.reshape(*full[0].shape[:-1], full[2].shape[-1])
+
+
+def _gqa_hint(arrays: list[np.ndarray]) -> str:
+    """Return a hint at `enable_gqa` if the shapes fit with it."""
+    if min(array.ndim for array in arrays) < 3 or len({array.shape[:-3] for array in arrays}) > 1:
+        return ""
+    heads, kv_heads, value_heads = (array.shape[-3] for array in arrays)
+    if not 1 < kv_heads == value_heads < heads or heads % kv_heads:
+        return ""
+    return f" Hint: enable_gqa=True lets each KV head serve {heads // kv_heads} query heads."
 
 
 def _lead_mask(mask: np.ndarray, batch: tuple[int, ...], heads: int, full: list[np.ndarray]) -> np.ndarray:

@@ -233,12 +233,15 @@ class AttentionNodes(CacheNodes):
             changes |= self._mask(node, mask, (batch, heads, q_len, base.kv_len))
         if softcap is not None and finite_option(softcap, "softcap", "a positive finite number, or None") <= 0:
             raise OptionError(f"{node}: `softcap` is {softcap!r}; it must be positive.")
-        return replace(
+        spec = replace(
             base, **changes, causal=causal, q_offset=q_offset, live_kv_len=kv_len,
             scale=1 / math.sqrt(head_dim) if scale is None else finite_option(scale, "scale"),
             softcap=None if softcap is None else float(softcap), window=causal_window(causal, window),
             alibi_slopes=self._per_head(alibi_slopes, "alibi_slopes", heads),
             sinks=self._per_head(sinks, "sinks", heads), return_lse=flag_option(return_lse, "return_lse"))
+        if mask is not None and mask.dtype != "bool" and self._may_be_wrong(mask):
+            self._plan.float_masks.add((mask, spec))
+        return spec
 
     def _check_scalar(self, node: str, argument: str, given: Any) -> None:
         """Raise unless ``given`` is a position of this graph, an integer or None."""
@@ -262,6 +265,12 @@ class AttentionNodes(CacheNodes):
             raise ShapeError(f"{node}: `mask` is {mask}; it must broadcast to "
                              f"({', '.join(map(str, full))}); its last size may be a Dim of its own.")
         return {"mask_shape": mask.shape, "mask_dtype": mask.dtype}
+
+    def _may_be_wrong(self, mask: Value) -> bool:
+        """Whether a float mask may hold NaN or plus infinity, and the host sees it: an input, or such a constant."""
+        if mask in self._plan.constants:
+            return not self._plan.constants[mask].max() < np.inf
+        return mask in self._plan.inputs.values()
 
     def _attend(self, node: str, spec: AttentionSpec, query: Value, key: Any, value: Any, mask: Value | None,
                 algorithm: str, new: tuple[Value, Value] | None = None) -> Any:

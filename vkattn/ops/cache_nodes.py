@@ -105,7 +105,8 @@ class CacheNodes(Declarations):
                 check_range(argument, self._plan.constants[given], dtype)
             for name, declared in self._plan.inputs.items():
                 if declared is given and dtype in QUANTISED:
-                    self._plan.quantised_inputs.setdefault(name, set()).add(dtype)
+                    known = self._plan.quantised_inputs
+                    known[name] = known.get(name, frozenset()) | {dtype}
         self._plan.steps.append(append_step(node, spec, new, self._cache_resources(view), self._params,
                                             self.device.info, mode))
 

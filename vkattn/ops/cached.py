@@ -10,12 +10,13 @@ from ..cache.checks import query_stand_in, rows_dtype
 from ..cache.kv_cache import CacheLayer, KVCache
 from ..dispatch import check_algorithm
 from ..dtypes import FLOAT_DTYPES, as_array, dtype_name, numpy_dtype
-from ..errors import OptionError, ShapeError
+from ..errors import CapacityError, OptionError, ShapeError
 from ..graph.values import Dim
+from ..kernels import split
 from ..kernels.tiers import allowed_tiers
 from ..layout import split_shape
 from ..mask import resolve_causal
-from ..validate import attention_call, check_mask
+from ..validate import attention_call, check_additive, check_mask
 from .builder import GraphBuilder
 from .graph import Graph
 
@@ -92,6 +93,7 @@ def sdpa_with_kv_cache(
     (1, 3, 4, 8)
     """
     store, layer = _store(cache)
+    algorithm = check_algorithm(algorithm)
     new = {"key": as_array(key, "key"), "value": as_array(value, "value")}
     new_dtypes = [dtype_name(array, name, FLOAT_DTYPES) for name, array in new.items()]
     # The queries meet the rows as the cache holds them: stand-ins of its dtype are checked in their place, or of the
@@ -113,11 +115,14 @@ def sdpa_with_kv_cache(
         start = store.check_append(input_pos, options.q_len, layer)
         longest = int(start.max()) + options.q_len
         checked = _mask(mask, (problem.batch_size, problem.num_heads, options.q_len), longest, problem.query_dtype)
+        check_additive(checked, start + options.q_len, "mask")
         inputs = {"query": call.query} | new
         if checked is not None:
             inputs["mask"] = checked
         group = store.storage.place(layer)[0]
         room = min(1 << max(options.q_len - 1, 0).bit_length(), store.capacity)
+        if algorithm == split.NAME:  # which takes so many rows at most: what it can compute is not to be refused
+            room = max(options.q_len, min(room, split.MAX_ROWS // problem.group_size))
         described = {name: (array.shape if name == "mask" else split_shape(array.shape, layout)[1], array.dtype.name)
                      for name, array in inputs.items()}
         if checked is not None:
@@ -125,9 +130,18 @@ def sdpa_with_kv_cache(
         settings = {
             "causal": causal, "scale": options.scale, "softcap": options.softcap, "window": tuple(window),
             "sinks": _numbers(options.sinks), "alibi_slopes": _numbers(options.alibi_slopes), "layout": layout,
-            "return_lse": options.return_lse, "algorithm": check_algorithm(algorithm)}
-        plan_key = ("sdpa", allowed_tiers(), group, room, tuple(described.items()), tuple(settings.items()))
-        graph: Graph = store.plans.get(plan_key, lambda: _build(store, group, room, inputs, settings))
+            "return_lse": options.return_lse, "algorithm": algorithm}
+        kind = ("sdpa", allowed_tiers(), group, tuple(described.items()), tuple(settings.items()))
+
+        def plan(room: int, columns: int) -> Graph:
+            made: Graph = store.plans.get((*kind, room, columns),
+                                          lambda: _build(store, group, room, columns, inputs, settings))
+            return made
+
+        try:
+            graph = plan(room, store.capacity)
+        except CapacityError:  # what the call itself needs may fit
+            graph = plan(options.q_len, store.capacity if checked is None else longest)
         result = graph.run(inputs, input_pos=start, layer=layer)
     return (result["out"], result["lse"]) if return_lse else result["out"]
 
@@ -164,8 +178,9 @@ def _numbers(values: np.ndarray | None) -> tuple[float, ...] | None:
     return None if values is None else tuple(values.tolist())
 
 
-def _build(store: KVCache, group: int, room: int, inputs: dict[str, np.ndarray], settings: dict[str, Any]) -> Graph:
-    """Build the graph that serves this kind of call for every layer of ``group``."""
+def _build(store: KVCache, group: int, room: int, columns: int, inputs: dict[str, np.ndarray],
+           settings: dict[str, Any]) -> Graph:
+    """Build the graph for such calls with up to ``room`` rows and ``columns`` of a mask, any layer of ``group``."""
     builder = GraphBuilder(store.device)
     tokens = Dim("q_len", max=room)
     layout = settings["layout"]
@@ -177,7 +192,7 @@ def _build(store: KVCache, group: int, room: int, inputs: dict[str, np.ndarray],
     mask = inputs.get("mask")
     if mask is not None:
         sizes = (*mask.shape[:2], tokens if mask.shape[2] != 1 else 1,
-                 Dim("mask_len", max=store.capacity) if mask.shape[3] != 1 else 1)
+                 Dim("mask_len", max=columns) if mask.shape[3] != 1 else 1)
         declared["mask"] = builder.input("mask", sizes, mask.dtype.name)
     cache = builder.cache_group("cache", store, group)
     result = builder.sdpa_with_kv_cache(

@@ -217,7 +217,7 @@ class Declarations:
         node = f"{kind}_{len(plan.steps)}" if name is None else name
         self._check_name(node, "a node")
         states: tuple[Any, ...] = (plan.dims, plan.appends, plan.cache_places, self._resources, self._used,
-                                   self._softmaxed, self._versions)
+                                   self._softmaxed, self._versions, plan.float_masks, plan.quantised_inputs)
         before, num_steps = [state.copy() for state in states], len(plan.steps)
         try:
             yield node

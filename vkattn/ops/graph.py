@@ -15,6 +15,7 @@ from ..graph.values import Position, Value, live, lives
 from ..mask import MAX_POSITION, as_integer
 from ..runtime.device import Device
 from ..runtime.recording import Recording
+from ..validate import check_additive
 from .assembly import Assembly, Plan
 from .blocks import Block
 from .host import as_input, bind_shape, read_scores, score_words
@@ -73,6 +74,7 @@ class Graph(Assembly):
                 check_range(name, array, dtype)
         with self.device.lock:
             notes = self._check_appends(dims, scalars)
+            self._check_masks(arrays, dims, scalars)
             for place, array in zip(live_parts.inputs, arrays, strict=True):
                 place.write(array)
             words = self._params.words
@@ -197,6 +199,15 @@ class Graph(Assembly):
             lengths[place] = start + count
             notes.append((cache, start, count, layer))
         return notes
+
+    def _check_masks(self, arrays: list[np.ndarray], dims: Mapping[str, int],
+                     scalars: Mapping[str, np.ndarray]) -> None:
+        """Raise OptionError if a float mask that is an input or a constant holds NaN or plus infinity at a live key."""
+        plan = self._plan
+        if plan.float_masks:
+            given = plan.constants | dict(zip(plan.inputs.values(), arrays, strict=True))
+            for mask, spec in plan.float_masks:
+                check_additive(given[mask], spec.lengths(dims, scalars)[0], mask.producer)
 
     def timings(self) -> Timings:
         """Run the last run's recording once more, with timestamps: node, kernel variant, nanoseconds of each dispatch.

@@ -39,7 +39,8 @@ def merge_states(
 
     Notes
     -----
-    A row that attends nothing in either set gives 0 and -inf. Sinks belong to one of the two calls only.
+    A row that attends nothing in either set gives 0 and -inf; one whose lse is NaN in either gives NaN and NaN. What is
+    in a row of no weight, as where its lse is -inf, has no effect. Sinks belong to one of the two calls only.
 
     Source: Ye et al. 2024, Cascade Inference; Dao et al. 2023, Flash-Decoding.
 
@@ -55,21 +56,32 @@ def merge_states(
     first, second = as_array(out_a, "out_a"), as_array(out_b, "out_b")
     lses = [_lse(lse, name) for lse, name in ((lse_a, "lse_a"), (lse_b, "lse_b"))]
     dtype_name(first, "out_a")
+    if second.dtype != first.dtype:
+        raise DTypeError(f"`out_a` is {first.dtype.name} but `out_b` is {second.dtype.name}; they must have the same "
+                         "dtype.")
     rows = first.shape[:3] if layout == "bhsd" else (first.shape[0], *first.shape[2:0:-1])
     if first.ndim != 4 or second.shape != first.shape or any(lse.shape != rows for lse in lses):
         raise ShapeError(f"`out_a` {first.shape}, `out_b` {second.shape}, `lse_a` {lses[0].shape} and `lse_b` "
                          f"{lses[1].shape} do not fit together (layout {layout}).")
     top: np.ndarray = np.maximum(*lses)
     top = np.where(np.isneginf(top), np.float32(0), top)
-    weights = [np.exp(lse - top) for lse in lses]
-    total = weights[0] + weights[1]
-    shares = [np.divide(weight, total, out=np.zeros_like(total), where=total > 0) for weight in weights]
+    with np.errstate(over="ignore"):  # two lse may be as far apart as float32 reaches
+        weights = [np.exp(lse - top) for lse in lses]
+    total = weights[0] + weights[1]  # NaN where an lse is
+    shares = [np.divide(weight, total, out=np.zeros_like(total), where=total != 0) for weight in weights]
     if layout == "bshd":
         shares = [share.swapaxes(1, 2) for share in shares]
-    out = shares[0][..., None] * first.astype(np.float32) + shares[1][..., None] * second.astype(np.float32)
+    out = _weighed(shares[0], first) + _weighed(shares[1], second)
     with np.errstate(divide="ignore"):
-        lse = np.where(total > 0, top + np.log(total), -np.inf).astype(np.float32)
+        lse = np.where(total != 0, top + np.log(total), -np.inf).astype(np.float32)
     return out.astype(first.dtype), lse
+
+
+def _weighed(share: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Return the share of each row, in float32; a share of 0 is 0 of anything."""
+    product: np.ndarray = np.zeros(rows.shape, np.float32)
+    np.multiply(share[..., None], rows.astype(np.float32), out=product, where=share[..., None] != 0)
+    return product
 
 
 def _lse(lse: Any, argument: str) -> np.ndarray:
@@ -77,4 +89,5 @@ def _lse(lse: Any, argument: str) -> np.ndarray:
     given = as_array(lse, argument)
     if given.dtype.kind not in "iuf":
         raise DTypeError(f"`{argument}` is {given.dtype.name}; it must be float32.")
-    return given.astype(np.float32)
+    with np.errstate(over="ignore"):
+        return given.astype(np.float32)

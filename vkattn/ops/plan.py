@@ -33,6 +33,10 @@ MAX_MASK_BITS = 1 << 32
 INPUTS = ("query", "key", "value", "mask")
 
 
+#: Over what a call may be split where one head of one batch entry is too large, by the array that is.
+_ROWS, _KEYS = ", or over query rows", ", or over keys, and join the parts with vkattn.merge_states"
+FURTHER_SPLIT = {"query": _ROWS, "key": _KEYS, "value": _KEYS, "mask": _ROWS, "out": _ROWS, "lse": _ROWS, "params": ""}
+
 #: The smallest capacity of a buffer, in words (64 KiB): small problems of any shape share a plan.
 MIN_WORDS = 1 << 14
 
@@ -107,7 +111,7 @@ def plan_key(call: Call, device: Device, algorithm: ModuleType) -> tuple[PlanKey
     for name, count in words.items():
         if 4 * count > limit:
             raise CapacityError(f'`{name}` needs {4 * count} bytes; the largest storage buffer of "{device.info.name}" '
-                                f"is {limit} bytes. Hint: split the call over heads or batch.")
+                                f"is {limit} bytes. Hint: split the call over heads or batch{FURTHER_SPLIT[name]}.")
     if call.problem.mask == "bool" and 32 * words["mask"] > MAX_MASK_BITS:
         raise CapacityError(f"`mask` has {32 * words['mask']} elements, rows padded to 32; kernels count up to "
                             f"{MAX_MASK_BITS}. Hint: split the call over heads or batch, or pass the mask broadcast.")

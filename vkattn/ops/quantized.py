@@ -12,7 +12,7 @@ from ..dtypes import as_array
 from ..errors import OptionError, ShapeError
 from ..formats import QuantisedRows, dequantised
 from ..layout import check_layout, split_shape
-from ..mask import MAX_POSITION, as_integer
+from ..mask import MAX_POSITION, as_integer, resolve_causal
 from ..runtime.device import Device, resolve_device
 from ..validate import attention_call
 from .attention import compute
@@ -103,18 +103,18 @@ def quantized_attention(
         if len(given.shape) != 4:
             raise ShapeError(f"`{name}` has shape {given.shape}; it must have 4 dimensions, {' '.join(layout)}.")
     q_len, capacity = (split_shape(rows[name].shape, layout)[2] for name in ("query", "key"))
-    if causal == "top_left":
+    if resolve_causal(causal) == "top_left":
         raise OptionError("`causal` is 'top_left'; it must be 'bottom_right' or None: rows stand at `start_pos`.")
     batch_size = split_shape(rows["query"].shape, layout)[0]
     start = _start(start_pos, batch_size, q_len, capacity, mask is not None)
     lengths = np.full(batch_size, capacity) if mask is not None else start + q_len
     stand_ins = [np.broadcast_to(np.float32(0), rows[name].shape) for name in ("key", "value")]
+    check_scales("query_scale", rows["query"].scale)
     call = attention_call(
         dequantised(rows["query"], "int8"), *stand_ins, mask=mask, causal=causal, scale=scale, softcap=softcap,
         window=window, sinks=sinks, alibi_slopes=alibi_slopes, q_offset=start,
         kv_len=lengths, layout=layout, return_lse=return_lse,
     )  # fmt: skip
-    check_scales("query_scale", rows["query"].scale)
     for name in ("key", "value"):
         by_token = rows[name].scale if layout == "bshd" else rows[name].scale.swapaxes(1, 2)
         for batch, length in enumerate(lengths):

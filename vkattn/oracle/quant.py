@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ..dtypes import as_array
-from ..errors import OptionError, ShapeError
+from ..dtypes import FLOAT_DTYPES, as_array
+from ..errors import DTypeError, OptionError, ShapeError
 
 #: Elements of a block of q8_0 and q4_0, and the largest float16, at which a block's scale stays.
 BLOCK = 32
@@ -37,8 +37,8 @@ def quantize(rows: Any, dtype: str) -> tuple[np.ndarray, np.ndarray, np.ndarray 
 
     Raises
     ------
-    OptionError
-        An unknown format.
+    OptionError, ShapeError, DTypeError
+        An unknown format; a single number; no numbers.
 
     Notes
     -----
@@ -54,13 +54,17 @@ def quantize(rows: Any, dtype: str) -> tuple[np.ndarray, np.ndarray, np.ndarray 
     >>> codes.tolist(), zero_point.tolist()
     ([[-128, -26, 127]], [-26])
     """
-    given = as_array(rows, "rows").astype(np.float32)
-    if given.ndim == 0:
+    if not isinstance(dtype, str) or dtype not in ("int8", "q8_0", "q4_0"):
+        raise OptionError(f"`dtype` is {dtype!r}; supported: 'int8', 'q8_0', 'q4_0'.")
+    array = as_array(rows, "rows")
+    if array.ndim == 0:
         raise ShapeError("`rows` is a single number; it must have at least one dimension.")
+    if array.dtype.kind not in "biuf" and array.dtype.name not in FLOAT_DTYPES:
+        raise DTypeError(f"`rows` is {array.dtype.name}; it must hold numbers.")
+    with np.errstate(over="ignore"):  # beyond float32 is infinity
+        given = array.astype(np.float32)
     if dtype == "int8":
         return _quantize_row(given)
-    if dtype not in ("q8_0", "q4_0"):
-        raise OptionError(f"`dtype` is {dtype!r}; supported: 'int8', 'q8_0', 'q4_0'.")
     dim = given.shape[-1]
     blocks = np.zeros((*given.shape[:-1], -(-dim // BLOCK), BLOCK), np.float32)
     blocks.reshape(*given.shape[:-1], -1)[..., :dim] = given
@@ -68,7 +72,7 @@ def quantize(rows: Any, dtype: str) -> tuple[np.ndarray, np.ndarray, np.ndarray 
     blocks[broken] = 0
     largest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=-1)[..., None], axis=-1)[..., 0]
     exact = np.abs(largest) / np.float32(127) if dtype == "q8_0" else largest / np.float32(-8)
-    scale = np.clip(exact, -LARGEST_SCALE, LARGEST_SCALE).astype(np.float16)
+    scale = np.clip(exact, -LARGEST_SCALE, LARGEST_SCALE).astype(np.float16) + np.float16(0)  # no -0
     divisor = np.where(scale == 0, 1, scale).astype(np.float32)[..., None]
     low, high = (-127, 127) if dtype == "q8_0" else (-8, 7)
     codes = np.where(scale[..., None] == 0, 0, np.clip(np.rint(blocks / divisor), low, high))

@@ -45,6 +45,22 @@ def hard_rows(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("dtype", QUANTISED)
+def test_rows_below_float32s_normal_range(device: Device, rng: np.random.Generator, dtype: str) -> None:
+    """A device may read them as 0, of either sign: the scale is 0 without a sign, or int8's smallest."""
+    cache = KVCache(1, 1, 40, 65, dtype=dtype, device=device)
+    rows = (1e-39 * rng.standard_normal((1, 40, 1, 65))).astype(np.float32)
+    rows[:, 20:] *= np.float32(1e-5)
+    assert (rows > 0).any() and (rows < 0).any()
+    cache.update(rows, -rows, 0)
+    raw = cache.raw()
+    for name, given in (("key", rows), ("value", -rows)):
+        for part, expected in zip((name, f"{name}_scale", f"{name}_zero_point"), oracle.quantize(given, dtype),
+                                  strict=True):
+            if expected is not None:
+                np.testing.assert_array_equal(bits(np.asarray(raw[part])), bits(expected))
+
+
+@pytest.mark.parametrize("dtype", QUANTISED)
 @pytest.mark.parametrize("rows_dtype", ["float32", "float16", "bfloat16"])
 def test_the_codes_are_the_oracles(device: Device, rng: np.random.Generator, dtype: str, rows_dtype: str) -> None:
     for head_dim, value_dim in ((17, 1), (128, 300), (64, 33)):
@@ -231,6 +247,19 @@ def test_constants_that_a_format_cannot_hold_are_refused_when_they_are_appended(
     with pytest.raises(OptionError, match=refusal):
         builder.sdpa_with_kv_cache(query, fine, wrong, tokens, at, name="node")
     assert cache.lengths.tolist() == [[0]]
+
+
+def test_an_input_of_a_refused_append_may_hold_anything(device: Device) -> None:
+    """What was refused is not appended, so its rows need not fit the format."""
+    cache = KVCache(1, 1, 4, 8, dtype="int8", device=device)
+    builder = GraphBuilder(device)
+    rows = np.ones((1, 1, 1, 8), np.float32)
+    given, wrong = builder.input("given", rows.shape, "float32"), builder.constant("wrong", rows * np.float32(np.nan))
+    with pytest.raises(OptionError, match="`value` holds NaN"):
+        builder.kv_append(builder.kv_cache("cache", cache=cache), given, wrong, builder.position("at"))
+    builder.output("out", builder.attention(given, given, wrong))
+    out = builder.build().run({"given": rows * np.float32(3e38)}, at=0)["out"]
+    assert np.isnan(out).all()
 
 
 @pytest.mark.parametrize("dtype", QUANTISED)

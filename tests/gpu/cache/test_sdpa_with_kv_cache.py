@@ -10,7 +10,7 @@ import pytest
 import vkattn
 from tests.caches import Session, assert_holds, small_buffers
 from vkattn import KVCache
-from vkattn.errors import NoKernelError, OptionError
+from vkattn.errors import CapacityError, NoKernelError, OptionError
 from vkattn.kernels import fused
 from vkattn.lru import MAX_PLANS
 from vkattn.runtime.device import Device
@@ -232,6 +232,34 @@ def test_an_algorithm_that_does_not_fit_writes_nothing(device: Device, rng: np.r
     with pytest.raises(OptionError, match="algorithm"):
         vkattn.sdpa_with_kv_cache(*made.arrays(1), made.cache, 0, algorithm="fast")
     assert made.cache.lengths.max() == 0
+
+
+@pytest.mark.parametrize("tokens", [33, 36])
+def test_split_takes_as_many_rows_as_by_a_call(device: Device, rng: np.random.Generator, tokens: int) -> None:
+    """A plan is for up to a power of two of tokens: with groups of 7, 64 would be too many for `split`, 36 are not."""
+    made = session(device, rng, heads=(7, 1), batch=1, capacity=70, head_dim=8)
+    for start, count in ((0, tokens), (tokens, 34)):
+        query, key, value = arrays = made.arrays(count)
+        out = vkattn.sdpa_with_kv_cache(*arrays, made.cache, start, algorithm="split")
+        made.model.update(key, value, start)
+        made.compare(out, None, query, start)
+    assert len(made.cache.plans) == 1
+    with pytest.raises(NoKernelError, match="q_len 37 x group_size 7 is 259 query rows to a KV head; at most 256"):
+        vkattn.sdpa_with_kv_cache(*made.arrays(37), made.cache, 0, algorithm="split")
+
+
+def test_a_call_that_fits_is_not_refused_for_its_plan(device: Device, rng: np.random.Generator) -> None:
+    """Up to 32 rows of a mask over all 1024 tokens need more than the largest buffer; 17 over 40 tokens do not."""
+    with small_buffers(device, 1 << 16) as own:
+        made = session(own, rng, heads=(2, 1), batch=1, capacity=1024, head_dim=4)
+        for start, tokens in ((0, 23), (23, 17), (23, 17), (40, 1)):
+            mask = np.where(rng.random((tokens, start + tokens)) < 0.5, rng.standard_normal(start + tokens), -np.inf)
+            made.step(made.arrays(tokens), start, mask=mask.astype(np.float32))
+        assert len(made.cache.plans) == 3
+        mask = np.zeros((600, 640), np.float32)
+        with pytest.raises(CapacityError, match=r"mask \(1, 1, q_len, mask_len\) float32 needs 1536000 bytes"):
+            vkattn.sdpa_with_kv_cache(*made.arrays(600), made.cache, 40, mask=mask)
+        assert made.cache.lengths.tolist() == [[41]]
 
 
 def test_a_change_of_the_allowed_tiers_makes_another_plan(device: Device, rng: np.random.Generator,

@@ -52,7 +52,9 @@ def calls(device: Device, cache: KVCache, graph: Any) -> dict[str, tuple[Callabl
             "attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False,
             "device": device}),
         "sdpa_with_kv_cache": (vkattn.sdpa_with_kv_cache, ARRAYS | kv_options | {"cache": cache, "input_pos": 0}),
-        "quantized_attention": (vkattn.quantized_attention, QUANTISED | {"start_pos": None, "device": device}),
+        "quantized_attention": (vkattn.quantized_attention, QUANTISED | options | {
+            "layout": "bshd", "start_pos": None, "device": device}),
+        "quantize": (vkattn.oracle.quantize, {"rows": ROWS, "dtype": "int8"}),
         "merge_states": (vkattn.merge_states, {"out_a": ROWS, "lse_a": ROWS[..., 0], "out_b": ROWS,
                                                "lse_b": ROWS[..., 0], "layout": "bhsd"}),
         "KVCache": (KVCache, SIZES | {"value_dim": None, "num_layers": 1, "dtype": "int8", "value_dtype": None,

@@ -87,6 +87,10 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"causal": "top_left"}, OptionError, "`causal` is 'top_left'"),
     ({"query_scale": np.full((1, 3, 2), np.nan, np.float32)}, OptionError, "`query_scale` holds NaN or infinity"),
     ({"key_scale": np.full((1, 11, 2), np.inf, np.float32)}, OptionError, "`key_scale` holds NaN or infinity in a row"),
+    ({"query_scale": np.full((1, 3, 2), np.inf, np.float32)}, OptionError, "`query_scale` holds NaN or infinity"),
+    *(({f"{name}_scale": np.full((1, tokens, 2), -1.34e36, np.float32)}, OptionError,
+       f"`{name}_scale` holds -1.34e\\+36 in a row that is live; 255 times a scale must be within float32")
+      for name, tokens in (("query", 3), ("key", 11), ("value", 11))),
     ({"layout": "sbhd"}, OptionError, "`layout` is 'sbhd'"),
 ]
 
@@ -99,6 +103,21 @@ def test_what_is_refused(device: Device, changes: dict[str, Any], error: type[Ex
                   f"{name}_zero_point": np.zeros((1, tokens, 2), np.int8)}
     with pytest.raises(error, match=message):
         quantized_attention(**(given | changes), device=device)
+
+
+def test_numbers_at_the_ends_of_float32(device: Device) -> None:
+    """Codes 255 away from their zero points, times the largest scale that is let in; dead scales are not looked at."""
+    given: dict[str, Any] = {}
+    for name, tokens in (("query", 1), ("key", 3), ("value", 3)):
+        given |= {name: np.full((1, tokens, 1, 1), 127, np.int8),
+                  f"{name}_scale": np.full((1, tokens, 1), 1e-3, np.float32),
+                  f"{name}_zero_point": np.full((1, tokens, 1), -128, np.int8)}
+    given["value_scale"][0, 2] = given["key_scale"][0, 2] = np.inf  # beyond start_pos
+    for name in ("query", "key"):
+        scales = given[f"{name}_scale"].copy()
+        scales[0, :2] = 1.33e36
+        out = quantized_attention(**(given | {f"{name}_scale": scales}), start_pos=1, scale=1e-36, device=device)
+        np.testing.assert_allclose(out, 0.255, rtol=1e-6)
 
 
 def test_scales_are_named(device: Device) -> None:

@@ -48,8 +48,10 @@ def test_a_problem_beyond_the_device_is_refused_before_anything_is_made(device: 
     with Device(device.info.index) as opened:
         opened.info = dataclasses.replace(opened.info, max_storage_buffer_range=1 << 20)
         x = np.zeros((1, 1, 4200, 64), np.float32)
-        with pytest.raises(CapacityError, match=r"`query` needs 1075200 bytes.*1048576.*Hint: split"):
+        with pytest.raises(CapacityError, match=r"`query` needs 1075200 bytes.*1048576.*Hint: split .* query rows\.$"):
             vkattn.attention(x, x[:, :, :10], x[:, :, :10], device=opened)
+        with pytest.raises(CapacityError, match=r"`key` needs 1075200 bytes.*Hint: split .* keys, .*merge_states"):
+            vkattn.attention(x[:, :, :10], x, x, device=opened)
         assert opened.allocation_count == 0
 
 
