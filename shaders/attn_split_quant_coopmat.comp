@@ -6,7 +6,8 @@
 // Grid      any number of workgroups of THREADS; each takes one (item, split) after another. A subgroup takes tiles of 16
 //           keys on its own: keys by queries, weights, values by weights, with the next ones on the way. Invocation
 //           4 g + t has the scores of keys g and g + 8, the state and the sums of row t
-// Spec      THREADS: invocations of a workgroup
+// Spec      THREADS: invocations of a workgroup; FULL_ROWS: 1 if head_dim and value_dim are WIDTH, which makes places in a
+//           row constants
 // Push      params_base (words); query_base, out_base (vecs); key_base, value_base (quads); mask_base, tickets_base,
 //           lse_base (words); parts_base (vec4s)
 // Bounds    only keys in the union of the rows' visible ranges are read, and scales of those. An empty split contributes
@@ -28,6 +29,8 @@
 
 layout(local_size_x = 128, local_size_x_id = 0) in;
 layout(constant_id = 0) const uint THREADS = 128u;
+layout(constant_id = 1) const uint FULL_ROWS = 0u;
+const bool FULL = FULL_ROWS != 0u;
 layout(push_constant) uniform Push {
     uint params_base;
     uint query_base;

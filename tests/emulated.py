@@ -24,7 +24,7 @@ FOLDER = Path(__file__).with_name("emulated")
 LANES = 32
 
 #: Formats and widths that are tried: all code of the kernel is in one of them.
-NAMES = ("int8_d64", "int8_d128", "q8_0_d64", "q4_0_d64")
+NAMES = ("int8_d64", "int8_d128", "q8_0_d64", "q4_0_d64", "q4_0_d128")
 
 
 def compiled(name: str) -> bytes:
@@ -63,7 +63,7 @@ def forced(name: str) -> Iterator[None]:
     def shape(problem: Problem, info: DeviceInfo) -> split.Shape:
         if fitting(problem, info) != name:
             return other(problem, info)
-        return split.Shape(kernel, split.BASE_ROWS, (LANES,))
+        return split.Shape(kernel, split.BASE_ROWS, (LANES, int(split_matrix.is_full(kernel, problem))))
 
     def code(wanted: Variant) -> bytes:
         return (FOLDER / f"{name}.spv").read_bytes() if wanted.name == kernel.name else load(wanted)

@@ -14,6 +14,9 @@
 #define WORDS (WIDTH / 32)  // of a value in an invocation: each is of two matrices
 #if !defined(KEY_INT8)
 #define BLOCKS (WIDTH / 32)  // with a scale of their own
+#define WEIGHTS BLOCKS
+#else
+#define WEIGHTS 1
 #endif
 
 // Where the codes of one head lie, in quads, and its scales, in words.
@@ -28,10 +31,10 @@ Source source_of(uint start, uint head_quads, uint batch_quads, uint row_quads, 
     source.codes_at = start + head_quads;
     source.row_quads = row_quads;
 #if defined(BLOCKS)
-    source.live = (vecs + 7u) / 8u;
-    source.row_scales = (vecs + 15u) / 16u;
+    source.live = FULL ? BLOCKS : (vecs + 7u) / 8u;
+    source.row_scales = FULL ? (BLOCKS + 1u) / 2u : (vecs + 15u) / 16u;
 #else
-    source.live = row_quads;
+    source.live = FULL ? WIDTH / 16u : row_quads;
     source.row_scales = 2u;
 #endif
     source.scales_at = 4u * (start + batch_size() * batch_quads) + head_quads / row_quads * source.row_scales;
@@ -40,21 +43,28 @@ Source source_of(uint start, uint head_quads, uint batch_quads, uint row_quads, 
 
 // What an invocation holds of a tile of 16 keys: its share of keys g and g + 8, and their scales (int8: scale and zero
 // point). Beyond the last key, and the last unit of a row, those are read again: such keys get no weight, and such
-// elements meet queries of 0. Of the values it holds its share of values 2 t, 2 t + 8, 2 t + 1 and 2 t + 9, and the scales
+// elements meet queries of 0. Of the values it holds its share of values t, t + 8, t + 4 and t + 12, and the scales
 // of values g and g + 8.
 struct Keys {
     KEY_UNIT unit[2 * KEY_UNITS];
     uvec2 scale[2];
+    bool is_second[2];
 };
 struct Values {
     VALUE_UNIT unit[4 * VALUE_UNITS];
     uvec2 scale[2];
+    bool is_second[2];
 };
 
-// Two words of which the first is `word` of the buffer; the second is of use only if `word` is even.
-uvec2 words_from(uvec2 pair, uint word) { return uvec2((word & 1u) != 0u ? pair.y : pair.x, pair.y); }
-#define SCALES(pairs, j) words_from(pairs[source.scales_at + (j) * source.row_scales >> 1], \
-                                    source.scales_at + (j) * source.row_scales)
+// The scales of row j: a pair of words, and whether the first of them is the pair's second. That one is chosen where
+// scales are used: what is done with loaded numbers right away waits for them, and the loads were for the next tile.
+#define SCALE_WORD(j) source.scales_at + (j) * source.row_scales
+#if defined(KEY_INT8)
+#define IS_SECOND(j) false
+#else
+#define IS_SECOND(j) (!(FULL && BLOCKS == 4) && ((SCALE_WORD(j)) & 1u) != 0u)
+#endif
+#define SCALES_OF(held, h) uvec2(held.is_second[h] ? held.scale[h].y : held.scale[h].x, held.scale[h].y)
 
 #if defined(KEY_INT8)
 #define KEY_AT(j, n) (source.codes_at + (j) * source.row_quads + min(4u * (n) + t(), source.live - 1u))
@@ -75,7 +85,8 @@ Keys fetch_keys(Source source, uint j0, uint end) {
     UNROLL for (uint h = 0u; h < 2u; ++h) {
         uint j = min(j0 + 8u * h + g(), end - 1u);
         UNROLL for (uint n = 0u; n < KEY_UNITS; ++n) held.unit[h * KEY_UNITS + n] = key[KEY_AT(j, n)];
-        held.scale[h] = SCALES(key_scales, j);
+        held.scale[h] = key_scales[SCALE_WORD(j) >> 1];
+        held.is_second[h] = IS_SECOND(j);
     }
     return held;
 }
@@ -83,10 +94,14 @@ Keys fetch_keys(Source source, uint j0, uint end) {
 Values fetch_values(Source source, uint j0, uint end) {
     Values held;
     UNROLL for (uint i = 0u; i < 4u; ++i) {
-        uint j = min(j0 + 2u * t() + i / 2u + 8u * (i % 2u), end - 1u);
+        uint j = min(j0 + t() + 4u * (i / 2u) + 8u * (i % 2u), end - 1u);
         UNROLL for (uint n = 0u; n < VALUE_UNITS; ++n) held.unit[i * VALUE_UNITS + n] = value[VALUE_AT(j, n)];
     }
-    UNROLL for (uint h = 0u; h < 2u; ++h) held.scale[h] = SCALES(value_scales, min(j0 + 8u * h + g(), end - 1u));
+    UNROLL for (uint h = 0u; h < 2u; ++h) {
+        uint j = min(j0 + 8u * h + g(), end - 1u);
+        held.scale[h] = value_scales[SCALE_WORD(j) >> 1];
+        held.is_second[h] = IS_SECOND(j);
+    }
     return held;
 }
 

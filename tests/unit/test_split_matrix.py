@@ -122,4 +122,12 @@ def test_its_workgroups_are_small_and_fill_the_device() -> None:
         scratch = split.scratch_words(dataclasses.replace(PROBLEM, max_kv_len=1 << 20), info, 1 << 24)
         splits = split.cut(PROBLEM, 1, 131072, scratch, info).words["num_splits"]
         assert splits == (49 if kernel else 33)
-    assert split.shape(PROBLEM, info).spec == (128,)
+    assert split.shape(PROBLEM, info).spec == (128, 1)
+
+
+@pytest.mark.parametrize(("dims", "is_full"), [((128, 128), 1), ((128, 112), 0), ((112, 128), 0), ((64, 64), 1),
+                                               ((63, 63), 0)])
+def test_rows_as_wide_as_the_variant_have_their_places_as_constants(dims: tuple[int, int], is_full: int) -> None:
+    problem, info = dataclasses.replace(PROBLEM, head_dim=dims[0], value_dim=dims[1]), device()
+    kernel = split_matrix.candidate(problem, info)
+    assert kernel is not None and split.matrix_shape(kernel, problem).spec == (128, is_full)

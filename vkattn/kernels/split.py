@@ -68,12 +68,12 @@ def shape(problem: Problem, info: DeviceInfo) -> Shape:
     """Return the variant to use: on matrix units if its self-test passed, else with subgroup shuffles, else without."""
     tiers = allowed_tiers()
     kernel = split_matrix.usable(problem, info, tiers)  # not remembered: a self-test may come yet
-    return _shape(problem, info, tiers) if kernel is None else matrix_shape(kernel)
+    return _shape(problem, info, tiers) if kernel is None else matrix_shape(kernel, problem)
 
 
-def matrix_shape(kernel: Variant) -> Shape:
+def matrix_shape(kernel: Variant, problem: Problem) -> Shape:
     """Return how `split` uses ``kernel``, which multiplies on matrix units."""
-    return Shape(kernel, BASE_ROWS, (MATRIX_THREADS,))
+    return Shape(kernel, BASE_ROWS, (MATRIX_THREADS, int(split_matrix.is_full(kernel, problem))))
 
 
 def untested(problem: Problem, info: DeviceInfo) -> Variant | None:

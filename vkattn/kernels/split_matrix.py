@@ -27,6 +27,11 @@ def candidate(problem: Problem, info: DeviceInfo) -> Variant | None:
     return load_manifest().get(f"{KERNEL}_{problem.key_dtype}_{width}_l{info.subgroup_size}")
 
 
+def is_full(kernel: Variant, problem: Problem) -> bool:
+    """Return whether rows of ``problem`` are as wide as the variant: it then takes the places in them for constants."""
+    return problem.head_dim == problem.value_dim == matrix.WIDTHS[kernel.axes["width"]]
+
+
 @functools.lru_cache(maxsize=256)  # asked for in every run of a graph
 def fitting(problem: Problem, info: DeviceInfo, tiers: frozenset[str]) -> Variant | None:
     """Return the variant that only its self-test may keep from use, or None."""
