@@ -115,20 +115,31 @@ bool is_whole(uint col0, uint all_begin, uint all_end, uint turn) {
         dirty_keys[(turn + 1u) % 2u * DIRTY_WORDS + gl_LocalInvocationIndex] = 0u;     \
     barrier();
 
-// Writes the rows of the subgroup, a matrix at a time by way of `stage`.
+// Writes the rows of the subgroup, two matrices at a time by way of `stage`.
 void write_rows(RowTile tile, SUMS acc[COL_TILES]) {
-    const uint EDGE_VECS = EDGE / 4u;
-    uint mine = gl_SubgroupID * 2u * EDGE * OUT_PITCH, vecs = out_vecs();  // as in end_rows: others may be there yet
-    [[unroll]] for (uint n = 0u; n < COL_TILES; ++n) {
+    const uint EDGE_VECS = EDGE / 4u, PLACES = EDGE * EDGE_VECS / LANES, NEXT = EDGE * OUT_PITCH;
+    uint mine = gl_SubgroupID * 2u * NEXT;  // as in end_rows: others may be there yet
+    uint from[PLACES], to[PLACES], end[PLACES];
+    float factor[PLACES];
+    subgroupBarrier();
+    [[unroll]] for (uint i = 0u; i < PLACES; ++i) {  // the invocation's quads of any matrix
+        uint place = LANES * i + gl_SubgroupInvocationID, r = own_rows() + place / EDGE_VECS, row = tile.first + r;
+        from[i] = mine + place / EDGE_VECS * OUT_PITCH + place % EDGE_VECS;
+        to[i] = out_row(tile, row);
+        end[i] = row < tile.rows ? out_vecs() : 0u;
+        factor[i] = row_factor[r];
+    }
+    [[unroll]] for (uint n = 0u; n < COL_TILES; n += 2u) {
+        [[unroll]] for (uint m = 0u; m < 2u; ++m)
+            coopMatStore(acc[n + m], stage, mine + m * NEXT, OUT_PITCH, gl_CooperativeMatrixLayoutRowMajor);
         subgroupBarrier();
-        coopMatStore(acc[n], stage, mine, OUT_PITCH, gl_CooperativeMatrixLayoutRowMajor);
+        [[unroll]] for (uint i = 0u; i < PLACES; ++i)
+            [[unroll]] for (uint m = 0u; m < 2u; ++m) {
+                uint e = (n + m) * EDGE_VECS + gl_SubgroupInvocationID % EDGE_VECS;
+                if (e < end[i])
+                    outputs[to[i] + e] = half_words(uintBitsToFloat(stage[from[i] + m * NEXT]) * factor[i]);
+            }
         subgroupBarrier();
-        for (uint i = gl_SubgroupInvocationID; i < EDGE * EDGE_VECS; i += gl_SubgroupSize) {
-            uint r = own_rows() + i / EDGE_VECS, row = tile.first + r;
-            uint e = n * EDGE_VECS + i % EDGE_VECS;
-            vec4 sum = uintBitsToFloat(stage[mine + i / EDGE_VECS * OUT_PITCH + i % EDGE_VECS]) * row_factor[r];
-            if (row < tile.rows && e < vecs) outputs[out_row(tile, row) + e] = half_words(sum);
-        }
     }
 }
 
