@@ -114,15 +114,14 @@ def test_python_and_the_shader_agree() -> None:
     assert f"#define ROWS {split.BASE_ROWS}\n" in text
 
 
-def test_its_workgroups_are_small_and_fill_the_device() -> None:
-    info = device()
-    for kernel in (False, True):
-        if kernel:
-            verdicts.note(load_manifest()[KERNEL], info, "")
-        scratch = split.scratch_words(dataclasses.replace(PROBLEM, max_kv_len=1 << 20), info, 1 << 24)
-        splits = split.cut(PROBLEM, 1, 131072, scratch, info).words["num_splits"]
-        assert splits == (49 if kernel else 33)
-    assert split.shape(PROBLEM, info).spec == (128, 1)
+@pytest.mark.parametrize(("memory", "threads", "expected"), [(49152, 384, 16), (16384, 128, 49)])
+def test_its_workgroups_fill_the_device(memory: int, threads: int, expected: int) -> None:
+    """With as few parts as that takes; and with smaller ones where a device has no memory for those."""
+    info = device(max_shared_memory_bytes=memory)
+    verdicts.note(load_manifest()[KERNEL], info, "")
+    scratch = split.scratch_words(dataclasses.replace(PROBLEM, max_kv_len=1 << 20), info, 1 << 24)
+    assert split.shape(PROBLEM, info).spec == (threads, 1)
+    assert split.cut(PROBLEM, 1, 131072, scratch, info).words["num_splits"] == expected
 
 
 @pytest.mark.parametrize(("dims", "is_full"), [((128, 128), 1), ((128, 112), 0), ((112, 128), 0), ((64, 64), 1),
@@ -130,4 +129,4 @@ def test_its_workgroups_are_small_and_fill_the_device() -> None:
 def test_rows_as_wide_as_the_variant_have_their_places_as_constants(dims: tuple[int, int], is_full: int) -> None:
     problem, info = dataclasses.replace(PROBLEM, head_dim=dims[0], value_dim=dims[1]), device()
     kernel = split_matrix.candidate(problem, info)
-    assert kernel is not None and split.matrix_shape(kernel, problem).spec == (128, is_full)
+    assert kernel is not None and split.matrix_shape(kernel, problem, info).spec == (384, is_full)

@@ -46,10 +46,10 @@ UNIT = 16
 #: Invocations of a workgroup of shaders/attn_split_subgroup.comp at least.
 FEWEST_THREADS = 128
 
-#: Invocations of a workgroup on matrix units, and workgroups for each of `split_groups`: three of its workgroups are
-#: resident where two of 256 are (168 registers of an invocation on an NVIDIA H200).
-MATRIX_THREADS = 128
-MATRIX_GROUPS = 1.5
+#: Invocations of a workgroup on matrix units, where the device allows them, and those that are resident for each of
+#: `split_groups` (their 168 registers let 384 be on a multiprocessor of an NVIDIA H200, which has two of the latter).
+MATRIX_THREADS = 384
+MATRIX_RESIDENT = 192
 
 #: Keys of a split at most, so that rounding stays far below the tolerance: each lane group adds a few hundred terms.
 MAX_KEYS_PER_SPLIT = 8192
@@ -68,12 +68,14 @@ def shape(problem: Problem, info: DeviceInfo) -> Shape:
     """Return the variant to use: on matrix units if its self-test passed, else with subgroup shuffles, else without."""
     tiers = allowed_tiers()
     kernel = split_matrix.usable(problem, info, tiers)  # not remembered: a self-test may come yet
-    return _shape(problem, info, tiers) if kernel is None else matrix_shape(kernel, problem)
+    return _shape(problem, info, tiers) if kernel is None else matrix_shape(kernel, problem, info)
 
 
-def matrix_shape(kernel: Variant, problem: Problem) -> Shape:
+def matrix_shape(kernel: Variant, problem: Problem, info: DeviceInfo) -> Shape:
     """Return how `split` uses ``kernel``, which multiplies on matrix units."""
-    return Shape(kernel, BASE_ROWS, (MATRIX_THREADS, int(split_matrix.is_full(kernel, problem))))
+    fits = fits_threads(kernel, MATRIX_THREADS, info)
+    return Shape(kernel, BASE_ROWS, (MATRIX_THREADS if fits else FEWEST_THREADS,
+                                     int(split_matrix.is_full(kernel, problem))))
 
 
 def untested(problem: Problem, info: DeviceInfo) -> Variant | None:
@@ -116,13 +118,17 @@ def _lanes_shape(problem: Problem, info: DeviceInfo) -> Shape | None:
 
 
 def threads(kernel: Variant, info: DeviceInfo) -> int:
-    """Return the size of a workgroup of ``kernel``, whose shared memory grows with it."""
+    """Return the size of a workgroup of ``kernel``."""
     wanted = info.tuned.split_threads
-    while wanted > FEWEST_THREADS and (
-            wanted > min(info.max_workgroup_invocations, info.max_workgroup_size[0])
-            or kernel.shared_bytes * wanted // FEWEST_THREADS > info.max_shared_memory_bytes):
+    while wanted > FEWEST_THREADS and not fits_threads(kernel, wanted, info):
         wanted //= 2
     return wanted
+
+
+def fits_threads(kernel: Variant, wanted: int, info: DeviceInfo) -> bool:
+    """Return whether the device allows ``wanted`` invocations of ``kernel``, whose shared memory grows with them."""
+    return (wanted <= min(info.max_workgroup_invocations, info.max_workgroup_size[0])
+            and kernel.shared_bytes * wanted // FEWEST_THREADS <= info.max_shared_memory_bytes)
 
 
 def _quantised_shape(problem: Problem, info: DeviceInfo, key: str) -> Shape | None:
@@ -239,7 +245,9 @@ def num_splits(items: int, max_kv_len: int, info: DeviceInfo) -> int:
 
 def filled(chosen: Shape, info: DeviceInfo) -> DeviceInfo:
     """Return ``info`` with the number of workgroups of ``chosen`` that fill the device as `split_groups`."""
-    return _with_groups(info, MATRIX_GROUPS) if chosen.kernel.kernel == split_matrix.KERNEL else info
+    if chosen.kernel.kernel != split_matrix.KERNEL:
+        return info
+    return _with_groups(info, MATRIX_RESIDENT / chosen.spec[0])
 
 
 @functools.lru_cache(maxsize=64)

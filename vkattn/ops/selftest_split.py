@@ -77,4 +77,4 @@ def family(kernel: Variant) -> ModuleType:
     """Return an algorithm that is ``kernel`` and nothing else."""
     return cast(ModuleType, SimpleNamespace(
         NAME=f"self-test of {kernel.name}", scratch_words=split.scratch_words, cut=split.cut,
-        passes=lambda problem, info: split.passes_of(split.matrix_shape(kernel, problem))))
+        passes=lambda problem, info: split.passes_of(split.matrix_shape(kernel, problem, info))))

@@ -257,7 +257,7 @@ def test_a_call_that_fits_is_not_refused_for_its_plan(device: Device, rng: np.ra
             made.step(made.arrays(tokens), start, mask=mask.astype(np.float32))
         assert len(made.cache.plans) == 3
         mask = np.zeros((600, 640), np.float32)
-        with pytest.raises(CapacityError, match=r"mask \(1, 1, q_len, mask_len\) float32 needs 1536000 bytes"):
+        with pytest.raises(CapacityError, match=r"mask \(1, 1, q_len, mask_len\) float32 .*needs 1536000 bytes"):
             vkattn.sdpa_with_kv_cache(*made.arrays(600), made.cache, 40, mask=mask)
         assert made.cache.lengths.tolist() == [[41]]
 
