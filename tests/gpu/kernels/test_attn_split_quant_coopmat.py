@@ -89,3 +89,26 @@ def test_hostile_rows_in_emulation(device: Device, rng: np.random.Generator, nam
             assert np.isnan(out).all() and np.isnan(lse).all()
         else:
             assert oracle.worst_share(out, query, exact_keys, exact_values, lse=lse, **options) <= 1, keys
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("name", emulated.NAMES)
+@pytest.mark.parametrize("lead", [20.0, 30.0, 40.0])
+def test_what_a_row_of_zeros_outweighs_is_lost_only_where_it_is_nothing(device: Device, name: str, lead: float) -> None:
+    """The limit of decision 10: all weight is on zeros, so the output is e^-lead of a value; what is lost is far less.
+
+    Up to e^-26 the tolerance is the ordinary one; below that the error is nothing beside the values.
+    """
+    key, dim = name.rsplit("_", 1)[0], matrix.WIDTHS[name.rsplit("_", 1)[1]]
+    query, keys, values = (np.zeros((1, 1, rows, dim), np.float32) for rows in (1, 2, 2))
+    query[...], keys[:, :, 0], values[:, :, 1] = 1, lead / dim, np.linspace(-1, 2, dim)
+    (stored_keys, exact_keys), (stored_values, exact_values) = stored(keys, key), stored(values, key)
+    call = attention_call(query, keys, values, return_lse=True, scale=1.0)
+    call = replace(call, problem=replace(call.problem, key_dtype=key, value_dtype=key), key=stored_keys,
+                   value=stored_values)
+    with emulated.forced(name):
+        out, lse = compute(call, device, "split")
+    expected = oracle.attention(query, exact_keys, exact_values, scale=1.0)
+    np.testing.assert_allclose(out, expected, rtol=0, atol=2.0**-45)
+    if lead < 26:
+        assert oracle.worst_share(out, query, exact_keys, exact_values, lse=lse, scale=1.0) <= 1
