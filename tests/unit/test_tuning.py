@@ -178,12 +178,7 @@ def test_every_knob_is_a_number_that_there_is() -> None:
                 tuning.checked({knob.name: candidate}, "a candidate")
 
 
-def test_a_user_without_a_home_has_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nowhere() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    for name in ("VKATTN_TUNING", "XDG_CONFIG_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(Path, "home", nowhere)
+@pytest.mark.usefixtures("no_home")
+def test_a_user_without_a_home_has_the_defaults() -> None:
     assert user_path() is None
     assert tuning_for("cpu", "llvmpipe") == default_tuning("cpu")

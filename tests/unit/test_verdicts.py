@@ -50,13 +50,8 @@ def test_a_folder_that_cannot_be_written_does_not_matter(tmp_path: Path, monkeyp
     assert verdicts.verdict(kernel, device()) == ""
 
 
-def test_a_user_without_a_home_has_no_verdicts_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nowhere() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    for name in ("VKATTN_CACHE", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(Path, "home", nowhere)
+@pytest.mark.usefixtures("no_home")
+def test_a_user_without_a_home_has_no_verdicts_on_disk() -> None:
     assert choose(PROBLEM, nvidia()).NAME == "fused"
     passed(nvidia(), "attn_coopmat2_f16_d128_l32")
     assert choose(PROBLEM, nvidia()).NAME == "coopmat2"

@@ -22,7 +22,7 @@ from ..runtime.device import Device
 from ..runtime.recording import Recording
 from .blocks import Block, DimsBlock
 from .live import view
-from .plan import clear, copy_groups
+from .plan import clear, params_copy
 from .spec import AttentionSpec
 
 HOST_POOLS = ("input", "output")
@@ -161,9 +161,8 @@ class Assembly:
     @staticmethod
     def _params_upload(num_words: int) -> Step:
         """Return the copy of all params blocks into the device's memory."""
-        push = {"count_index": COUNT_IS_PUSHED, "count": num_words, "src_offset": 0, "dst_offset": 0}
-        return Step("upload params", variant("copy"), (FAR_PARAMS, FAR_PARAMS, NEAR_PARAMS), (), None, push,
-                    copy_groups(num_words))
+        return Step("upload params", variant("copy"), (FAR_PARAMS, FAR_PARAMS, NEAR_PARAMS), (), None,
+                    *params_copy(num_words))
 
     def _make_blocks(self, steps: list[Step]) -> tuple[dict[Any, Block | DimsBlock], int]:
         """Return the params block of each different spec, and the words of all."""

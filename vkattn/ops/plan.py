@@ -128,9 +128,10 @@ def plan_key(call: Call, device: Device, algorithm: ModuleType) -> tuple[PlanKey
                    chunks=1 << (max(cut.num_chunks, 1) - 1).bit_length()), cut
 
 
-def copy_groups(num_words: int) -> int:
-    """Return the workgroups of a copy whose words are few, as a rule."""
-    return max(1, min(-(-num_words // 64), 512))
+def params_copy(num_words: int) -> tuple[dict[str, int], int]:
+    """Return the push constants and the workgroups of a copy of that many words of params."""
+    push = {"count_index": COUNT_IS_PUSHED, "count": num_words, "src_offset": 0, "dst_offset": 0}
+    return push, max(1, min(-(-num_words // 64), 512))
 
 
 class AttentionPlan:
@@ -164,10 +165,8 @@ class AttentionPlan:
         if self.device.info.is_unified:
             return [], self._host
         copies, near = [], {"params": self._buffer("params (device)", self.key.params, "storage")}
-        words = {"count_index": COUNT_IS_PUSHED, "count": self.key.params, "src_offset": 0, "dst_offset": 0}
         far = Binding(self._host["params"])
-        copies.append(Dispatch(variant("copy"), (far, far, Binding(near["params"])), words,
-                               groups=copy_groups(self.key.params)))
+        copies.append(Dispatch(variant("copy"), (far, far, Binding(near["params"])), *params_copy(self.key.params)))
         for name, field in zip(INPUTS, ("q_words", "k_words", "v_words", "mask_words"), strict=True):
             near[name] = self._buffer(f"{name} (device)", getattr(self.key, name), "storage")
             bindings = (Binding(self._host["params"]), Binding(self._host[name]), Binding(near[name]))
