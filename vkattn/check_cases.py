@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from .dtypes import FLOAT_DTYPES, numpy_dtype
+from .errors import DTypeError
 from .reach import QUANTISED_PAIRS
 
 
@@ -40,7 +41,7 @@ def dtype_mixtures() -> list[tuple[str, str]]:
     try:
         numpy_dtype("bfloat16")
         known: tuple[str, ...] = FLOAT_DTYPES
-    except ImportError:
+    except DTypeError:
         known = tuple(name for name in FLOAT_DTYPES if name != "bfloat16")
     return [(query, key) for query in known for key in known if query in ("float32", key)]
 
