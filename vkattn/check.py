@@ -29,7 +29,7 @@ from .formats import QUANTISED, QuantisedRows
 from .graph.hazards import segments
 from .graph.node import Binding, Dispatch
 from .kernels.manifest import load_manifest, variant
-from .kernels.params import COUNT_IS_PUSHED
+from .kernels.params import pushed_count
 from .ops.attention import attention, compute
 from .ops.selftest import settle
 from .progress import Progress
@@ -140,8 +140,8 @@ def check_words(device: Device, results: dict[str, Result]) -> None:
             Dispatch(variant("fill"), (Binding(near),), {"offset": 0, "count": 3000, "value": 7}, groups),
             Dispatch(variant("fill"), (Binding(near),), {"offset": offset, "count": count, "value": 0xABCDEF01},
                      groups),
-            Dispatch(variant("copy"), (Binding(far), Binding(near), Binding(far)),
-                     {"count_index": COUNT_IS_PUSHED, "count": 2999, "src_offset": 1, "dst_offset": 0}, groups),
+            Dispatch(variant("copy"), (Binding(far), Binding(near), Binding(far)), pushed_count(2999, src_offset=1),
+                     groups),
         ]
         expected = np.full(3000, 7, np.uint32)
         expected[offset : offset + count] = 0xABCDEF01
