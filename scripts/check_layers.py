@@ -1,4 +1,4 @@
-"""Check that the modules of vkattn import downwards only (style.md's layers); exit status 1 if one does not.
+"""Check that the modules of vkattn import downwards only; exit status 1 if one does not.
 
     python scripts/check_layers.py
 
@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "vkattn"
 
-#: Lowest first; style.md's L0 to L6, where its single modules import each other cut finer, and the commands on top.
+#: Lowest first, the commands on top. L0 to L6 are the layers as one says them; some are cut finer.
 #: The names stand below `vkattn.`; a package stands for all its modules that are not named themselves.
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"errors", "lru", "progress"}),  # L0

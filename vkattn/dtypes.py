@@ -1,7 +1,7 @@
 """The element types of vkattn: their names, sizes and NumPy dtypes. Used by every layer.
 
 A dtype is named by a string ("float32", "float16", "bfloat16"), because NumPy has no bfloat16 of its own:
-arrays of that type come from ml_dtypes, which is imported by whoever made such an array, never here.
+arrays of that type come from ml_dtypes, which is imported only where such an array is to be made.
 """
 
 from __future__ import annotations

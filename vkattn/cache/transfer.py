@@ -17,7 +17,6 @@ from .checks import positive
 if TYPE_CHECKING:
     from .kv_cache import KVCache
 
-
 #: A code of int8 is up to 255 from its zero point.
 MOST_INT8_SCALE = float(np.finfo(np.float32).max) / 255
 

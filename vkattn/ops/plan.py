@@ -31,7 +31,6 @@ MAX_MASK_BITS = 1 << 32
 
 INPUTS = ("query", "key", "value", "mask")
 
-
 #: Over what a call may be split where one head of one batch entry is too large, by the array that is.
 _ROWS, _KEYS = ", or over query rows", ", or over keys, and join the parts with vkattn.merge_states"
 FURTHER_SPLIT = {"query": _ROWS, "key": _KEYS, "value": _KEYS, "mask": _ROWS, "out": _ROWS, "lse": _ROWS, "params": ""}
