@@ -127,9 +127,9 @@ class AttentionNodes(CacheNodes):
         """Declare an append to a cache and attention over what is live then; see `vkattn.sdpa_with_kv_cache`."""
         with self._declaring(name, "sdpa_with_kv_cache") as node:
             append, view = self._append_spec(node, cache, key, value, position, layer, layout)
-            unknown = set(options) - {"scale", "softcap", "window", "sinks", "alibi_slopes", "return_lse", "algorithm"}
-            if unknown:
-                raise OptionError(f"{node}: unknown options {sorted(unknown)}.")
+            known = ("scale", "softcap", "window", "sinks", "alibi_slopes", "return_lse", "algorithm")
+            if unknown := sorted(set(options) - set(known)):
+                raise OptionError(f"{node}: unknown options {', '.join(unknown)}; there are: {', '.join(known)}.")
             scale, softcap, window, sinks, slopes, return_lse = (
                 options.get(name, default) for name, default in (
                     ("scale", None), ("softcap", None), ("window", (None, None)), ("sinks", None),
