@@ -4,15 +4,15 @@
 //           invocation multiplies its share of the sum by the block's scale. A value's scale goes into its weight
 // Bindings  as attn_split_subgroup; 2 key and 3 value hold the codes of all rows of a layer, then their scales
 //           (vkattn/formats.py); queries and outputs of any float dtype
-// Grid      any number of workgroups of THREADS; each takes one (item, split) after another. LANES invocations share a key
-//           row, 16 elements each; a group of LANES takes IN_FLIGHT keys at a time. While keys are multiplied the values
-//           are on the way, and the other way round. The scores are summed so that SHARERS neighbours are left with those
-//           of one key, weigh it for all rows, and hand the weights round
+// Grid      any number of workgroups of THREADS; each takes one (item, split) after another. LANES invocations share a
+//           key row, 16 elements each; a group of LANES takes IN_FLIGHT keys at a time. While keys are multiplied the
+//           values are on the way, and the other way round. The scores are summed so that SHARERS neighbours are left
+//           with those of one key, weigh it for all rows, and hand the weights round
 // Spec      THREADS: invocations of a workgroup, 128 or 256. USED_ROWS: rows of an item that there are, at most ROWS
 // Push      params_base (words); query_base, out_base (vecs); key_base, value_base (quads); mask_base, tickets_base,
 //           lse_base (words); parts_base (vec4s)
-// Bounds    only keys in the union of the rows' visible ranges are read, and scales of those. An empty split contributes
-//           nothing
+// Bounds    only keys in the union of the rows' visible ranges are read, and scales of those. An empty split
+//           contributes nothing
 // Requires  subgroup shuffles and votes, and subgroups of at least LANES invocations
 // Source    Flash-Decoding (Dao et al. 2023); Milakov and Gimelshein 2018
 #version 450

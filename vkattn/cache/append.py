@@ -10,7 +10,7 @@ import numpy as np
 from ..dtypes import AXIS
 from ..formats import formats_word, is_plain
 from ..graph.node import Binding, Dispatch
-from ..kernels import params
+from ..kernels import fields, params
 from ..kernels.manifest import Variant, variant
 from ..layout import pack_into, packed_words, vec_strides
 from .storage import buffer_until
@@ -24,21 +24,18 @@ GROUPS = 64
 
 def new_row_fields(heads: int, tokens: int, dims: tuple[int, int], dtype: str, layout: str) -> dict[str, int]:
     """Return the params words that describe new rows ``[batch, tokens, heads, dim]`` as `pack_into` writes them."""
-    fields: dict[str, int] = {}
+    words: dict[str, int] = {}
     for name, dim in zip("kv", dims, strict=True):
-        strides = vec_strides(heads, tokens, dim, dtype, layout)
-        fields |= {f"new_{name}_stride_{axis}": stride
-                   for axis, stride in zip(("batch", "head", "row"), strides, strict=True)}
-    return fields
+        words |= fields.strides(f"new_{name}", vec_strides(heads, tokens, dim, dtype, layout))
+    return words
 
 
 def cache_fields(storage: CacheStorage) -> dict[str, int]:
     """Return the params words that describe the rows of a cache."""
-    fields = {"head_vecs": -(-storage.dims[0] // 4), "value_vecs": -(-storage.dims[1] // 4)}
+    words = {"head_vecs": -(-storage.dims[0] // 4), "value_vecs": -(-storage.dims[1] // 4)}
     for name, strides in zip("kv", storage.strides, strict=True):
-        fields |= {f"{name}_stride_{axis}": stride
-                   for axis, stride in zip(("batch", "head", "row"), strides, strict=True)}
-    return fields
+        words |= fields.strides(name, strides)
+    return words
 
 
 def append_kernel(new_dtype: str, dtypes: tuple[str, str]) -> Variant:

@@ -84,6 +84,11 @@ def block_words(batch_size: int, num_heads: int) -> int:
     return HEADER_WORDS + 3 * batch_size + 2 * num_heads
 
 
+def pushed_count(count: int, src_offset: int = 0, dst_offset: int = 0) -> dict[str, int]:
+    """Return the push constants with which the copy kernel moves ``count`` words, whatever the params hold."""
+    return {"count_index": COUNT_IS_PUSHED, "count": count, "src_offset": src_offset, "dst_offset": dst_offset}
+
+
 def write_header(words: np.ndarray, values: dict[str, int | float]) -> None:
     """Write header values by name into ``words`` (uint32, at least `HEADER_WORDS`)."""
     ints, floats = words.view(np.int32), words.view(np.float32)

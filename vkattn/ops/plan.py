@@ -18,7 +18,6 @@ from ..graph.node import Binding, Dispatch
 from ..kernels import params
 from ..kernels.grid import num_groups
 from ..kernels.manifest import variant
-from ..kernels.params import COUNT_IS_PUSHED
 from ..kernels.passes import Cut, Pass
 from ..kernels.three_pass import CHUNKS_PER_SUBMISSION
 from ..layout import packed_words, unpack
@@ -31,7 +30,6 @@ from .inputs import array_words, header, mask_words, write_array, write_mask
 MAX_MASK_BITS = 1 << 32
 
 INPUTS = ("query", "key", "value", "mask")
-
 
 #: Over what a call may be split where one head of one batch entry is too large, by the array that is.
 _ROWS, _KEYS = ", or over query rows", ", or over keys, and join the parts with vkattn.merge_states"
@@ -130,8 +128,7 @@ def plan_key(call: Call, device: Device, algorithm: ModuleType) -> tuple[PlanKey
 
 def params_copy(num_words: int) -> tuple[dict[str, int], int]:
     """Return the push constants and the workgroups of a copy of that many words of params."""
-    push = {"count_index": COUNT_IS_PUSHED, "count": num_words, "src_offset": 0, "dst_offset": 0}
-    return push, max(1, min(-(-num_words // 64), 512))
+    return params.pushed_count(num_words), max(1, min(-(-num_words // 64), 512))
 
 
 class AttentionPlan:
