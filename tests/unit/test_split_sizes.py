@@ -28,6 +28,7 @@ def test_constants_are_those_of_the_shaders() -> None:
         subgroup = (SHADERS / f"{name}.comp").read_text()
         assert f"local_size_x = {split.FEWEST_THREADS}," in subgroup
         assert f"const uint THREADS = {split.FEWEST_THREADS}u;" in subgroup
+    assert f"#define IN_FLIGHT {split_cut.IN_FLIGHT}\n" in (SHADERS / "attn_split_subgroup.comp").read_text()
     lanes = (SHADERS / "attn_split_lanes.comp").read_text()
     assert f"local_size_x = {split.LANES})" in lanes
     assert f"#define LANES {split.LANES}\n" in lanes
@@ -130,6 +131,49 @@ def test_longer_caches_are_split_further() -> None:
     counts = [split.cut(PROBLEM, 1, n, scratch, info).words["num_splits"] for n in (16, 1024, 4096, 32768, 131072)]
     assert counts == sorted(counts)
     assert counts[0] == 1 < counts[2] < counts[-1]
+
+
+@pytest.mark.parametrize(("max_kv_len", "splits", "most", "expected"), [
+    (512, 6, 33, 64),  # 86 would take two rounds, the second with 22 keys
+    (2048, 12, 33, 128),
+    (32768, 33, 33, 1024),  # of 960 there would be 35
+    (131072, 33, 33, 4032),
+    (40, 5, 33, 64),  # one part: a round is never cut
+    (1000, 3, 3, 384),
+    (8193, 1, 1, 8256),
+])
+def test_splits_are_whole_rounds(max_kv_len: int, splits: int, most: int, expected: int) -> None:
+    assert split_cut.keys_per_split(max_kv_len, splits, most, 64) == expected
+    assert -(-max_kv_len // expected) <= most
+    assert split_cut.keys_per_split(max_kv_len, splits, most, 1) == -(-max_kv_len // splits)
+
+
+def test_rounds_are_counted_for_the_form_whose_loop_has_them() -> None:
+    info = fake_device_info(subgroup_size=32, max_workgroup_invocations=256, max_workgroup_size=(256, 256, 64), **GPU)
+    assert split_cut.round_keys(split.shape(PROBLEM, info)) == 256 // 16 * 4
+    assert split_cut.round_keys(split.shape(dataclasses.replace(PROBLEM, head_dim=32, value_dim=9), info)) == 256
+    assert split_cut.round_keys(split.shape(PROBLEM, dataclasses.replace(info, subgroup_size=1))) == 1
+
+
+def test_sizes_are_constants_on_gpus_only() -> None:
+    odd = dataclasses.replace(PROBLEM, head_dim=33, value_dim=70)
+    assert split.constant_sizes(odd, fake_device_info(**GPU)) == (9, 18, 18, 3)
+    assert split.constant_sizes(dataclasses.replace(odd, value_dim=65), fake_device_info(**GPU)) == (9, 17, 18, 3)
+    assert split.constant_sizes(odd, fake_device_info(**GPU | {"device_type": "cpu"})) == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("device_type", ["cpu", "integrated", "discrete"])
+def test_a_pass_has_a_workgroup_for_each_split_of_each_item(device_type: str) -> None:
+    info = fake_device_info(device_type=device_type, **ROOM)
+    problem = dataclasses.replace(PROBLEM, max_q_len=5, max_kv_len=3000)
+    scratch, rows = split.scratch_words(problem, info, 1 << 24), split.shape(problem, info).rows
+    (one,) = split.passes(problem, info)
+    most = max(split_cut.num_items(problem, rows, q_len)
+               * split.cut(problem, q_len, keys, scratch, info).words["num_splits"]
+               for q_len in range(1, 6) for keys in range(0, 3001, 7))
+    assert one.most_groups is not None
+    assert most <= one.most_groups <= 2 * most
+    assert one.groups(info) == min(one.most_groups, info.tuned.grid_groups)
 
 
 def test_too_many_rows_and_too_wide_are_reasons() -> None:
