@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from .kv_cache import KVCache
     from .storage import CacheStorage
 
+#: Workgroups of an append by itself at most, and the invocations of each.
 GROUPS = 64
+INVOCATIONS = 64
 
 
 def new_row_fields(heads: int, tokens: int, dims: tuple[int, int], dtype: str, layout: str) -> dict[str, int]:
@@ -45,6 +47,15 @@ def append_kernel(new_dtype: str, dtypes: tuple[str, str]) -> Variant:
     return variant("kv_append_quantised")
 
 
+def append_groups(rows: int, dims: tuple[int, int], dtypes: tuple[str, str]) -> int:
+    """Return the workgroups that have work when ``rows`` rows of keys, and as many of values, are appended.
+
+    A vec is an invocation's, or a row a workgroup's where it is quantised.
+    """
+    vecs = sum(-(-dim // 4) for dim in dims)
+    return max(1, -(-rows * vecs // INVOCATIONS) if is_plain(*dtypes) else 2 * rows)
+
+
 class AppendPlan:
     """Host buffers for ``new_words`` of rows, and the recording that appends them to a layer of ``group``.
 
@@ -59,8 +70,10 @@ class AppendPlan:
             self._params, *self._rows = (buffer_until(undo, device, count, name) for count, name in zip(
                 words, ("append params", "new key rows", "new value rows"), strict=True))
             bindings = tuple(map(Binding, (self._params, *self._rows, key, value)))
-            kernel = append_kernel(dtype, cache.storage.dtypes)
-            self._recording = device.recording([[Dispatch(kernel, bindings, dict.fromkeys(kernel.push, 0), GROUPS)]])
+            kernel, storage = append_kernel(dtype, cache.storage.dtypes), cache.storage
+            rows = new_words[0] // packed_words((1, 1, 1, storage.dims[0]), dtype)
+            groups = min(GROUPS, append_groups(rows, storage.dims, storage.dtypes))
+            self._recording = device.recording([[Dispatch(kernel, bindings, dict.fromkeys(kernel.push, 0), groups)]])
             undo.pop_all()  # they are the plan's now
 
     @property

@@ -64,6 +64,9 @@ HEADER_WORDS = 48
 INDEX = {name: index for index, (name, _) in enumerate(FIELDS)}
 TYPE = dict(FIELDS)
 
+#: Fields that a kernel may have as specialization constants too.
+CONSTANT_SIZES = ("head_vecs", "value_vecs", "out_vecs", "group_size")
+
 #: Bits of ``flags``.
 FLAG_MASK_BITS = 1  # the mask holds one bit per element, 1 = attend
 FLAG_MASK_FLOAT = 2  # the mask holds one float32 per element, added to the score

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ..cache.append import append_kernel
+from ..cache.append import append_groups, append_kernel
 from ..caps.model import DeviceInfo
 from ..dispatch import by_name, choose
 from ..errors import NoKernelError
@@ -91,7 +91,7 @@ def attend(node: str, spec: AttentionSpec, tensors: Mapping[str, Resource], info
                 resources = tuple(tensors[tensor] for tensor in ("params", *one.tensors))
                 push = {"chunk": chunk} if "chunk" in one.kernel.push else {}
                 unwritten = frozenset() if spec.appends else one.appended
-                steps.append(Step(node, one.kernel, resources, bases_of(one, problem), spec, push, num_groups(info),
+                steps.append(Step(node, one.kernel, resources, bases_of(one, problem), spec, push, one.groups(info),
                                   chunk, mode, one.spec, unwritten=unwritten, seconds=seconds))
     return steps
 
@@ -129,4 +129,6 @@ def append_step(node: str, spec: AttentionSpec, new: tuple[Resource, Resource], 
     new_unit, unit = words_per_vec(spec.new_dtype), unit_words("key", spec.problem)
     bases = (Base("new_key_base", 1, new_unit), Base("new_value_base", 2, new_unit), Base("key_base", 3, unit),
              Base("value_base", 4, unit))
-    return Step(node, kernel, (params, *new, *cache), bases, spec, {}, min(num_groups(info), 256), mode=mode)
+    rows = spec.batch_size * spec.num_kv_heads * capacity(spec.new_len)
+    groups = append_groups(rows, (spec.head_dim, spec.value_dim), (spec.key_dtype, spec.stored_value_dtype))
+    return Step(node, kernel, (params, *new, *cache), bases, spec, {}, min(num_groups(info), groups, 256), mode=mode)

@@ -118,7 +118,7 @@ def family(kernel: Variant) -> ModuleType:
     """Return an algorithm that is ``kernel`` and nothing else."""
     alone = SimpleNamespace(
         NAME=f"self-test of {kernel.name}",
-        passes=lambda problem, info: matrix.one_pass(kernel),
+        passes=lambda problem, info: matrix.one_pass(kernel, problem),
         scratch_words=lambda problem, info, budget_words: {},
         cut=lambda problem, q_len, max_kv_len, scratch, info: matrix.cut_of(kernel, problem, q_len, max_kv_len, info))
     return cast(ModuleType, alone)
