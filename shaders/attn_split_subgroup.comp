@@ -6,10 +6,10 @@
 //           5 parts [item, split, ROWS, 1 + value vecs] vec4s  6 tickets [item], 0 before and after every run
 //           7 out [B, H, L, Ev]  8 lse [B, H, L]  9 new_key, 10 new_value: new rows, read if FLAG_APPEND is set, and
 //           written to the cache first. An item is ROWS rows of one (batch, KV head)
-// Grid      any number of workgroups of THREADS; each takes one (item, split) after another. LANES invocations share a key
-//           row, QUADS quads of 16 bytes each; a group of LANES takes IN_FLIGHT keys at a time, and all their bytes are
-//           on the way before the first is used. The ROWS x IN_FLIGHT scores are summed so that each invocation is
-//           left with ELEMENTS of them, weighs those, and hands the weights round
+// Grid      any number of workgroups of THREADS; each takes one (item, split) after another. LANES invocations share
+//           a key row, QUADS quads of 16 bytes each; a group of LANES takes IN_FLIGHT keys at a time, and all their
+//           bytes are on the way before the first is used. The ROWS x IN_FLIGHT scores are summed so that each
+//           invocation is left with ELEMENTS of them, weighs those, and hands the weights round
 // Spec      THREADS: invocations of a workgroup, 128 or 256. USED_ROWS: rows of an item that there are, at most ROWS.
 //           BATCH_SIZE, NUM_KV_HEADS, GROUP_SIZE, Q_LEN, HEAD_VECS, VALUE_VECS, OUT_VECS: as in the params block, or 0
 // Push      params_base (words); query_base, key_base, value_base, out_base (vecs); mask_base, tickets_base, lse_base

@@ -1,7 +1,7 @@
 // New rows of keys and values into the cache, by the invocations that are about to read them: decode in one dispatch.
-// Includer must include params.glsl and tiles.glsl, and define QUERY, query_vec, key_words, QUAD_VECS, LANES, QUADS and the
-// functions lane, lane_group and lane_groups (a power of two), the buffers new_key and new_value (QUERY) and, as second
-// views of those of keys and values, key_rows and value_rows (KEY_ROWS).
+// Includer must include params.glsl and tiles.glsl, and define QUERY, query_vec, key_words, QUAD_VECS, LANES, QUADS and
+// the functions lane, lane_group and lane_groups (a power of two), the buffers new_key and new_value (QUERY) and, as
+// second views of those of keys and values, key_rows and value_rows (KEY_ROWS).
 #ifndef VKATTN_APPEND
 #define VKATTN_APPEND
 
@@ -15,7 +15,8 @@
     }
 
 // Write those of the new rows that lie in [begin, end), or all of them. Row j is written by the lane group that would
-// read it, and each of its quads by the invocation that would: so nobody waits. Workgroups that share a row write the same.
+// read it, and each of its quads by the invocation that would: so nobody waits. Workgroups that share a row write the
+// same.
 void append_rows(RowTile tile, uint begin, uint end, bool is_all) {
     uint oldest = input_pos(tile.b), first = oldest, stop = kv_len(tile.b), groups = lane_groups();
     if (!is_all) {

@@ -1,6 +1,6 @@
 // The end of a split where rows of keys are shared by LANES invocations: the states and sums of all lane groups become
 // those of the workgroup, as a part or, where there is one split, as the result.
-// Includer must include split.glsl, define THREADS, USED_ROWS, ROWS, LANES, VECS, RUN (LANES * VECS), a struct State and
+// Includer must include split.glsl, define THREADS, USED_ROWS, ROWS, LANES, VECS, RUN (LANES * VECS), a struct State,
 //   float own_max(State state, uint r)   of row r, what the invocation's acc is relative to
 //   uint vec_index(uint i)               which vec of the row is vec i of the invocation
 //   vec4 acc_factor(uint i)              by which its acc is to be multiplied

@@ -1,7 +1,7 @@
 // The parts of one item that the splits of its keys leave, and their merge by the last workgroup to finish.
-// Includer must define ROWS, the buffers parts (vec4), tickets (uint), outputs and lse, and include query_out.glsl; where
-// a workgroup merges, also THREADS (its size) and a shared array WAY_SUMS of THREADS vec4s or more. With MERGE_SHUFFLED the
-// merge is that of merge_shuffled.glsl.
+// Includer must define ROWS, the buffers parts (vec4), tickets (uint), outputs and lse, and include query_out.glsl;
+// where a workgroup merges, also THREADS (its size) and a shared array WAY_SUMS of THREADS vec4s or more. With
+// MERGE_SHUFFLED the merge is that of merge_shuffled.glsl.
 #ifndef VKATTN_SPLIT
 #define VKATTN_SPLIT
 #include "write_out.glsl"
