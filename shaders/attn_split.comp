@@ -78,7 +78,8 @@ void load_queries(RowTile tile) {
 // Dot products of four keys with each row, into p_tile.
 void dot_products(RowTile tile, uint j0, uint end) {
     uint lane = gl_LocalInvocationIndex, j = j0 + 4u * lane;
-    uint step = key_step(), at = key_place(tile.b, tile.hk) + j * step, vecs = head_vecs(), rows = min(tile.rows - tile.first, uint(ROWS));
+    uint step = key_step(), at = key_place(tile.b, tile.hk) + j * step, vecs = head_vecs();
+    uint rows = min(tile.rows - tile.first, uint(ROWS));
     vec4 s[ROWS] = vec4[](vec4(0.0), vec4(0.0), vec4(0.0), vec4(0.0));
     if (j < end) {
         // Beyond the last key the last one is read again: those products are never looked at.

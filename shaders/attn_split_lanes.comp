@@ -4,8 +4,9 @@
 //           acc' = acc e^(m-m') + sum_j e^(s_j-m') v_j;  out = acc / l;  lse = m + ln l
 // Bindings  as attn_split; an item is ROWS rows of one (batch, KV head)
 // Grid      any number of workgroups of LANES; each takes one (item, split) after another. A row of keys or values lies
-//           across the lanes: lane l holds vecs l, l + LANES, ... of it, and of queries and sums. A block is GROUPS times
-//           LANES keys; a key's score is summed over the lanes and kept by lane key % LANES, its weight handed round
+//           across the lanes: lane l holds vecs l, l + LANES, ... of it, and of queries and sums. A block is GROUPS
+//           times LANES keys; a key's score is summed over the lanes and kept by lane key % LANES, its weight handed
+//           round
 // Spec      USED_ROWS: rows of an item that there are, at most ROWS. KEY_CHUNKS, VALUE_CHUNKS: vecs of a key and of a
 //           row of output that a lane holds
 // Push      as attn_split

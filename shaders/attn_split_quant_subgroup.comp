@@ -4,15 +4,15 @@
 //           invocation multiplies its share of the sum by the block's scale. A value's scale goes into its weight
 // Bindings  as attn_split_subgroup; 2 key and 3 value hold the codes of all rows of a layer, then their scales
 //           (vkattn/formats.py); queries and outputs of any float dtype
-// Grid      any number of workgroups of THREADS; each takes one (item, split) after another. LANES invocations share a key
-//           row, 16 elements each; a group of LANES takes IN_FLIGHT keys at a time. While keys are multiplied the values
-//           are on the way, and the other way round. The scores are summed so that SHARERS neighbours are left with those
-//           of one key, weigh it for all rows, and hand the weights round
+// Grid      any number of workgroups of THREADS; each takes one (item, split) after another. LANES invocations share a
+//           key row, 16 elements each; a group of LANES takes IN_FLIGHT keys at a time. While keys are multiplied the
+//           values are on the way, and the other way round. The scores are summed so that SHARERS neighbours are left
+//           with those of one key, weigh it for all rows, and hand the weights round
 // Spec      THREADS: invocations of a workgroup, 128 or 256. USED_ROWS: rows of an item that there are, at most ROWS
 // Push      params_base (words); query_base, out_base (vecs); key_base, value_base (quads); mask_base, tickets_base,
 //           lse_base (words); parts_base (vec4s)
-// Bounds    only keys in the union of the rows' visible ranges are read, and scales of those. An empty split contributes
-//           nothing
+// Bounds    only keys in the union of the rows' visible ranges are read, and scales of those. An empty split
+//           contributes nothing
 // Requires  subgroup shuffles and votes, and subgroups of at least LANES invocations
 // Source    Flash-Decoding (Dao et al. 2023); Milakov and Gimelshein 2018
 #version 450
@@ -78,9 +78,12 @@ layout(set = 0, binding = 8) coherent writeonly buffer Lse { float lse[]; };
 #include "tiles.glsl"
 #include "score.glsl"
 
-shared vec4 sums[THREADS * VECS];  // one row's acc, or two where half of it suffices: a RUN for each subgroup
+#define ALL_SUMS (THREADS * VECS)
+shared vec4 sums[ALL_SUMS];  // acc of some rows, at least one: a RUN for each subgroup and row
 #define WAY_SUMS sums
+#define MERGE_SHUFFLED
 #include "split.glsl"
+#include "merge_shuffled.glsl"
 shared vec2 group_state[THREADS / LANES * ROWS];  // (row_max, row_sum) of each subgroup and row
 
 uint lane() { return gl_SubgroupInvocationID % LANES; }
@@ -256,34 +259,16 @@ void merge_states(State state) {
     }
 }
 
-// One row's state and acc over the workgroup, as a part or, where there is one split, as the result.
-void finish_row(RowTile tile, uint item, uint split, uint r, float own_max, vec4 acc[VECS]) {
-    vec2 whole = vec2(LOWEST, 0.0);
-    for (uint g = 0u; g < gl_NumSubgroups; ++g) whole.x = max(whole.x, group_state[g * ROWS + r].x);
-    for (uint g = 0u; g < gl_NumSubgroups; ++g)
-        whole.y = fma(group_state[g * ROWS + r].y, exp(group_state[g * ROWS + r].x - whole.x), whole.y);
-    float factor = exp(own_max - whole.x);  // acc is relative to the row_max of this subgroup
-    bool is_double = gl_SubgroupSize >= 2u * LANES;  // then rows take turns with the halves of sums
-    uint base = is_double ? (r & 1u) * (THREADS * VECS / 2u) : 0u;
-    [[unroll]] for (uint i = 0u; i < VECS; ++i) {
-        vec4 sum = acc[i] * factor * unit_factor(i);
-        for (uint step = LANES; step < gl_SubgroupSize; step *= 2u) sum += subgroupShuffleXor(sum, step);
-        if (gl_SubgroupInvocationID < LANES) sums[base + gl_SubgroupID * RUN + lane() * VECS + i] = sum;
-    }
-    barrier();
-    bool is_whole = num_splits() == 1u;
-    uint at = part_index(item, split, r);
-    for (uint e = gl_LocalInvocationIndex; e < (is_whole ? out_vecs() : value_vecs()); e += THREADS) {
-        vec4 sum = vec4(0.0);
-        if (e < value_vecs())
-            for (uint g = 0u; g < gl_NumSubgroups; ++g) sum += sums[base + g * RUN + e];
-        if (is_whole) write_out(tile, tile.first + r, e, sum, whole);
-        else parts[at + 1u + e] = sum;
-    }
-    if (gl_LocalInvocationIndex == 0u && is_whole) write_lse(tile, tile.first + r, whole);
-    else if (gl_LocalInvocationIndex == 0u) parts[at] = vec4(whole, 0.0, 0.0);
-    if (!is_double) barrier();
+// acc is relative to the row_max of its subgroup.
+float own_max(State state, uint r) {
+    float row_max = LOWEST;
+    [[unroll]] for (uint k = 0u; k < ROWS; ++k)
+        if (k < USED_ROWS && k == r) row_max = state.row_max[k];
+    return row_max;
 }
+uint vec_index(uint i) { return lane() * VECS + i; }
+vec4 acc_factor(uint i) { return unit_factor(i); }
+#include "finish_rows.glsl"
 
 void main() {
     uint items = num_row_tiles() * num_splits();
@@ -300,19 +285,9 @@ void main() {
         vec4 acc[ROWS * VECS];
         [[unroll]] for (uint i = 0u; i < ROWS * VECS; ++i) acc[i] = vec4(0.0);
         if (begin < end) attend(tile, begin, end, state, acc);
-        barrier();
         merge_states(state);
         barrier();
-        [[dont_unroll]] for (uint r = 0u; r < min(USED_ROWS, tile.rows - tile.first); ++r) {
-            vec4 mine[VECS];
-            float own_max;
-            [[unroll]] for (uint k = 0u; k < ROWS; ++k) {
-                if (k >= USED_ROWS || k != r) continue;
-                own_max = state.row_max[k];
-                [[unroll]] for (uint i = 0u; i < VECS; ++i) mine[i] = acc[k * VECS + i];
-            }
-            finish_row(tile, item, split, r, own_max, mine);
-        }
+        finish_rows(tile, item, split, state, acc);
         if (num_splits() > 1u && is_last(item)) merge_parts(tile, item);
         barrier();
     }

@@ -10,7 +10,8 @@
 //           row, QUADS quads of 16 bytes each; a group of LANES takes IN_FLIGHT keys at a time, and all their bytes are
 //           on the way before the first is used. The ROWS x IN_FLIGHT scores are summed so that each invocation is
 //           left with ELEMENTS of them, weighs those, and hands the weights round
-// Spec      THREADS: invocations of a workgroup, 128 or 256. USED_ROWS: rows of an item that there are, at most ROWS
+// Spec      THREADS: invocations of a workgroup, 128 or 256. USED_ROWS: rows of an item that there are, at most ROWS.
+//           HEAD_VECS, VALUE_VECS, OUT_VECS, GROUP_SIZE: as in the params block, or 0
 // Push      params_base (words); query_base, key_base, value_base, out_base (vecs); mask_base, tickets_base, lse_base
 //           (words); parts_base (vec4s); new_key_base, new_value_base (vecs)
 // Bounds    only keys in the union of the rows' visible ranges are read. An empty split contributes nothing. With
@@ -27,6 +28,11 @@
 layout(local_size_x = 128, local_size_x_id = 0) in;
 layout(constant_id = 0) const uint THREADS = 128u;
 layout(constant_id = 1) const uint USED_ROWS = 8u;  // of ROWS: what is not used costs no register
+layout(constant_id = 2) const uint HEAD_VECS = 0u;  // these four 0: what the params block says
+layout(constant_id = 3) const uint VALUE_VECS = 0u;
+layout(constant_id = 4) const uint OUT_VECS = 0u;
+layout(constant_id = 5) const uint GROUP_SIZE = 0u;
+#define CONSTANT_SIZES
 layout(push_constant) uniform Push {
     uint params_base;
     uint query_base;
@@ -84,17 +90,21 @@ layout(set = 0, binding = 9) restrict readonly buffer NewKey { QUERY new_key[]; 
 layout(set = 0, binding = 10) restrict readonly buffer NewValue { QUERY new_value[]; };
 #include "tiles.glsl"
 #include "score.glsl"
-#include "append.glsl"
 
 #define RUN (LANES * VECS)
-shared vec4 sums[THREADS * VECS];  // one row's acc, or two where half of it suffices: a RUN for each subgroup
+#define ALL_SUMS (THREADS * VECS * (VECS <= 2 ? 2u : 1u))
+shared vec4 sums[ALL_SUMS];  // acc of some rows, at least one: a RUN for each subgroup and row
 #define WAY_SUMS sums
+#define MERGE_SHUFFLED
 #include "split.glsl"
+#include "merge_shuffled.glsl"
 shared vec2 group_state[THREADS / LANES * ROWS];  // (row_max, row_sum) of each subgroup and row
 
 uint lane() { return gl_SubgroupInvocationID % LANES; }
 uint lane_group() { return (gl_SubgroupID * gl_SubgroupSize + gl_SubgroupInvocationID) / LANES; }
 uint lane_groups() { return gl_NumSubgroups * gl_SubgroupSize / LANES; }
+
+#include "append.glsl"
 
 // The index, in vecs of the head, of vec i that this invocation holds.
 uint vec_index(uint i) { return ((i / QUAD_VECS) * LANES + lane()) * QUAD_VECS + i % QUAD_VECS; }
@@ -134,7 +144,35 @@ struct State {
     float row_max, row_sum;
 };
 
+// The quads of IN_FLIGHT rows that this invocation holds: its share of rows j, j + groups and so on; 0 beyond the end.
+#define FETCH(held, rows, at, row, quads, j)                                                                   \
+    [[unroll]] for (uint u = 0u; u < IN_FLIGHT; ++u)                                                           \
+        [[unroll]] for (uint n = 0u; n < QUADS; ++n) {                                                         \
+            uint quad = n * LANES + lane();                                                                    \
+            held[u * QUADS + n] = uvec4(0u);                                                                   \
+            if ((j) + u * groups < end && quad < (quads))                                                      \
+                held[u * QUADS + n] = rows[at + ((j) + u * groups) * row + quad];                              \
+        }
+
+// Add values times weights to acc, where `has_weight`. One branch around it all: one for each row took 2 % longer.
+#define ADD_VALUES(has_weight)                                                                          \
+    [[unroll]] for (uint i = 0u; i < VECS; ++i) {                                                       \
+        vec4 x[IN_FLIGHT];                                                                              \
+        [[unroll]] for (uint u = 0u; u < IN_FLIGHT; ++u)                                                \
+            x[u] = quad_vec(v[u * QUADS + i / QUAD_VECS], i % QUAD_VECS);                               \
+        [[unroll]] for (uint r = 0u; r < ROWS; ++r)                                                     \
+            [[unroll]] for (uint u = 0u; u < IN_FLIGHT; ++u)                                            \
+                if (r < USED_ROWS && (has_weight))                                                      \
+                    acc[r * VECS + i] = fma(vec4(weight[r * IN_FLIGHT + u]), x[u], acc[r * VECS + i]);  \
+    }
+
 void attend(RowTile tile, uint begin, uint end, inout State state, inout vec4 acc[ROWS * VECS]) {
+    uint k_row = k_stride_row() / QUAD_VECS, k_quads = (head_vecs() + QUAD_VECS - 1u) / QUAD_VECS;
+    uint v_row = v_stride_row() / QUAD_VECS, v_quads = (value_vecs() + QUAD_VECS - 1u) / QUAD_VECS;
+    uint k_at = (push.key_base + key_offset() + tile.b * k_stride_batch() + tile.hk * k_stride_head()) / QUAD_VECS;
+    uint v_at = (push.value_base + value_offset() + tile.b * v_stride_batch() + tile.hk * v_stride_head()) / QUAD_VECS;
+    uint groups = lane_groups(), home = gl_SubgroupInvocationID - lane();
+    uint j0 = begin + lane_group();
     vec4 q[ROWS * VECS];
     // Loads without a condition are half of the code, and what is beyond the end is read from before it.
     [[unroll]] for (uint r = 0u; r < ROWS; ++r) {
@@ -152,34 +190,14 @@ void attend(RowTile tile, uint begin, uint end, inout State state, inout vec4 ac
     ScoreRule rule = score_rule();
     uint first = lane() * ELEMENTS;  // this invocation's elements: row first / IN_FLIGHT, keys first % IN_FLIGHT on
     ScoreRow row = score_row(tile, tile.first + first / IN_FLIGHT);
-    bool plain = is_plain(rule, row, begin, end - 1u);
-    uint k_row = k_stride_row() / QUAD_VECS, k_quads = (head_vecs() + QUAD_VECS - 1u) / QUAD_VECS;
-    uint v_row = v_stride_row() / QUAD_VECS, v_quads = (value_vecs() + QUAD_VECS - 1u) / QUAD_VECS;
-    uint k_at = (push.key_base + key_offset() + tile.b * k_stride_batch() + tile.hk * k_stride_head()) / QUAD_VECS;
-    uint v_at = (push.value_base + value_offset() + tile.b * v_stride_batch() + tile.hk * v_stride_head()) / QUAD_VECS;
-    uint groups = lane_groups(), home = gl_SubgroupInvocationID - lane();
-
+    // What a row that does not exist makes of its scores does not matter, so it need not take the long way.
+    bool plain = tile.first + first / IN_FLIGHT >= tile.rows || is_plain(rule, row, begin, end - 1u);
     // Every invocation of a subgroup goes round equally often: the last keys are predicated.
     uint rounds = (end - begin + groups * IN_FLIGHT - 1u) / (groups * IN_FLIGHT);
-    uint j0 = begin + lane_group();
     for (uint round = 0u; round < rounds; ++round, j0 += groups * IN_FLIGHT) {
         uvec4 k[IN_FLIGHT * QUADS], v[IN_FLIGHT * QUADS];
-        [[unroll]] for (uint u = 0u; u < IN_FLIGHT; ++u) {
-            uint j = j0 + u * groups;
-            [[unroll]] for (uint n = 0u; n < QUADS; ++n) {
-                uint quad = n * LANES + lane();
-                k[u * QUADS + n] = uvec4(0u);
-                if (j < end && quad < k_quads) k[u * QUADS + n] = key[k_at + j * k_row + quad];
-            }
-        }
-        [[unroll]] for (uint u = 0u; u < IN_FLIGHT; ++u) {
-            uint j = j0 + u * groups;
-            [[unroll]] for (uint n = 0u; n < QUADS; ++n) {
-                uint quad = n * LANES + lane();
-                v[u * QUADS + n] = uvec4(0u);
-                if (j < end && quad < v_quads) v[u * QUADS + n] = value[v_at + j * v_row + quad];
-            }
-        }
+        FETCH(k, key, k_at, k_row, k_quads, j0)
+        FETCH(v, value, v_at, v_row, v_quads, j0)
         float s[SCORES];
         [[unroll]] for (uint i = 0u; i < SCORES; ++i) s[i] = 0.0;
         [[unroll]] for (uint i = 0u; i < VECS; ++i) {
@@ -226,22 +244,10 @@ void attend(RowTile tile, uint begin, uint end, inout State state, inout vec4 ac
         float weight[SCORES];
         [[unroll]] for (uint i = 0u; i < SCORES; ++i)
             if (i / IN_FLIGHT < USED_ROWS) weight[i] = subgroupShuffle(p[i % ELEMENTS], home + i / ELEMENTS);
-        [[unroll]] for (uint i = 0u; i < VECS; ++i) {
-            vec4 x[IN_FLIGHT];
-            [[unroll]] for (uint u = 0u; u < IN_FLIGHT; ++u)
-                x[u] = quad_vec(v[u * QUADS + i / QUAD_VECS], i % QUAD_VECS);
-            [[unroll]] for (uint r = 0u; r < ROWS; ++r) {
-                if (r >= USED_ROWS) continue;
-                vec4 sum = acc[r * VECS + i];
-                if (!careful) {
-                    [[unroll]] for (uint u = 0u; u < IN_FLIGHT; ++u)
-                        sum = fma(vec4(weight[r * IN_FLIGHT + u]), x[u], sum);
-                } else {
-                    [[unroll]] for (uint u = 0u; u < IN_FLIGHT; ++u)
-                        if (weight[r * IN_FLIGHT + u] != 0.0) sum = fma(vec4(weight[r * IN_FLIGHT + u]), x[u], sum);
-                }
-                acc[r * VECS + i] = sum;
-            }
+        if (!careful) {
+            ADD_VALUES(true)
+        } else {
+            ADD_VALUES(weight[r * IN_FLIGHT + u] != 0.0)
         }
     }
 }
@@ -257,34 +263,11 @@ void merge_states(State state) {
     if (gl_SubgroupInvocationID < LANES) group_state[gl_SubgroupID * ROWS + r] = vec2(state.row_max, state.row_sum);
 }
 
-// One row's state and acc over the workgroup, as a part or, where there is one split, as the result.
-void finish_row(RowTile tile, uint item, uint split, uint r, float own_max, vec4 acc[VECS]) {
-    vec2 whole = vec2(LOWEST, 0.0);
-    for (uint g = 0u; g < gl_NumSubgroups; ++g) whole.x = max(whole.x, group_state[g * ROWS + r].x);
-    for (uint g = 0u; g < gl_NumSubgroups; ++g)
-        whole.y = fma(group_state[g * ROWS + r].y, exp(group_state[g * ROWS + r].x - whole.x), whole.y);
-    float factor = exp(own_max - whole.x);  // acc is relative to the row_max of this invocation's lane group
-    bool is_double = gl_SubgroupSize >= 2u * LANES;  // then rows take turns with the halves of sums
-    uint base = is_double ? (r & 1u) * (THREADS * VECS / 2u) : 0u;
-    [[unroll]] for (uint i = 0u; i < VECS; ++i) {
-        vec4 sum = acc[i] * factor;
-        for (uint step = LANES; step < gl_SubgroupSize; step *= 2u) sum += subgroupShuffleXor(sum, step);
-        if (gl_SubgroupInvocationID < LANES) sums[base + gl_SubgroupID * RUN + vec_index(i)] = sum;
-    }
-    barrier();
-    bool is_whole = num_splits() == 1u;
-    uint at = part_index(item, split, r);
-    for (uint e = gl_LocalInvocationIndex; e < (is_whole ? out_vecs() : value_vecs()); e += THREADS) {
-        vec4 sum = vec4(0.0);
-        if (e < value_vecs())
-            for (uint g = 0u; g < gl_NumSubgroups; ++g) sum += sums[base + g * RUN + e];
-        if (is_whole) write_out(tile, tile.first + r, e, sum, whole);
-        else parts[at + 1u + e] = sum;
-    }
-    if (gl_LocalInvocationIndex == 0u && is_whole) write_lse(tile, tile.first + r, whole);
-    else if (gl_LocalInvocationIndex == 0u) parts[at] = vec4(whole, 0.0, 0.0);
-    if (!is_double) barrier();
+float own_max(State state, uint r) {
+    return subgroupShuffle(state.row_max, gl_SubgroupInvocationID - lane() + r * IN_FLIGHT / ELEMENTS);
 }
+vec4 acc_factor(uint i) { return vec4(1.0); }
+#include "finish_rows.glsl"
 
 void main() {
     uint items = num_row_tiles() * num_splits();
@@ -298,19 +281,9 @@ void main() {
         [[unroll]] for (uint i = 0u; i < ROWS * VECS; ++i) acc[i] = vec4(0.0);
         if ((flags() & FLAG_APPEND) != 0u) append_rows(tile, begin, end, split + 1u == num_splits());
         if (begin < end) attend(tile, begin, end, state, acc);
-        barrier();
         merge_states(state);
         barrier();
-        // A loop, with all but the choice of acc in it once: unrolled, it took more compiling than all the rest.
-        [[dont_unroll]] for (uint r = 0u; r < min(USED_ROWS, tile.rows - tile.first); ++r) {
-            uint holder = gl_SubgroupInvocationID - lane() + r * IN_FLIGHT / ELEMENTS;
-            float own_max = subgroupShuffle(state.row_max, holder);
-            vec4 mine[VECS];
-            [[unroll]] for (uint k = 0u; k < ROWS; ++k)
-                if (k < USED_ROWS && k == r)
-                    [[unroll]] for (uint i = 0u; i < VECS; ++i) mine[i] = acc[k * VECS + i];
-            finish_row(tile, item, split, r, own_max, mine);
-        }
+        finish_rows(tile, item, split, state, acc);
         if (num_splits() > 1u && is_last(item)) merge_parts(tile, item);
         barrier();
     }

@@ -14,7 +14,7 @@ from pathlib import Path
 from unittest import mock
 
 from vkattn.caps.model import DeviceInfo
-from vkattn.kernels import split, split_matrix
+from vkattn.kernels import split, split_cut, split_matrix
 from vkattn.kernels.manifest import Variant, variant
 from vkattn.problem import Problem
 from vkattn.runtime import pipeline
@@ -60,10 +60,10 @@ def forced(name: str) -> Iterator[None]:
     """Let `split` take the emulation for every problem that fits it."""
     kernel, other, load = emulated(name), split.shape, pipeline.load
 
-    def shape(problem: Problem, info: DeviceInfo) -> split.Shape:
+    def shape(problem: Problem, info: DeviceInfo) -> split_cut.Shape:
         if fitting(problem, info) != name:
             return other(problem, info)
-        return split.Shape(kernel, split.BASE_ROWS, (LANES, int(split_matrix.is_full(kernel, problem))))
+        return split_cut.Shape(kernel, split.BASE_ROWS, (LANES, int(split_matrix.is_full(kernel, problem))))
 
     def code(wanted: Variant) -> bytes:
         return (FOLDER / f"{name}.spv").read_bytes() if wanted.name == kernel.name else load(wanted)

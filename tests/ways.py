@@ -7,14 +7,14 @@ tried too. `VKATTN_TIERS` could not: it names tiers, and the sizes of tiles are 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from unittest import mock
 
 from tests import emulated
 from vkattn.caps.model import DeviceInfo
 from vkattn.dispatch import by_name
-from vkattn.kernels import fused, split, three_pass
+from vkattn.kernels import fused, split, split_cut, three_pass
 from vkattn.kernels.manifest import variant
 from vkattn.kernels.support import device_reasons
 from vkattn.problem import Problem
@@ -26,7 +26,7 @@ class Way:
 
     algorithm: str
     kernels: tuple[str, ...]
-    shape: split.Shape | None = None
+    shape: split_cut.Shape | None = None
     emulation: str = ""
 
     def __str__(self) -> str:
@@ -45,10 +45,12 @@ class Way:
             yield
 
 
-def splits_of(count: int | None) -> mock._patch:
-    """Let `split` cut the keys into so many parts; None leaves it the choice."""
-    chosen = split.num_splits if count is None else lambda items, max_kv_len, info: max(1, min(count, max_kv_len))
-    return mock.patch.object(split, "num_splits", chosen)
+def splits_of(count: int | None) -> AbstractContextManager[object]:
+    """Let `split` cut the keys into so many parts, whole rounds or not; None leaves it the choice."""
+    if count is None:
+        return nullcontext()
+    return mock.patch.multiple(split_cut, round_keys=lambda chosen: 1,
+                               num_splits=lambda items, max_kv_len, info: max(1, min(count, max_kv_len)))
 
 
 def ways(problem: Problem, info: DeviceInfo, *, shuffles: bool = True) -> list[Way]:

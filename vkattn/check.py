@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -19,54 +20,34 @@ import numpy as np
 
 from . import oracle
 from .cache.kv_cache import KVCache
+from .check_cases import dtype_mixtures, num_steps, quantised_shapes, shapes
 from .check_results import Result, as_text, failed
 from .dispatch import MATRIX_ALGORITHMS, PRIORITY, is_for
-from .dtypes import AXIS, FLOAT_DTYPES, numpy_dtype
+from .dtypes import AXIS, numpy_dtype
 from .errors import DeviceError, VkattnError
 from .formats import QUANTISED, QuantisedRows
 from .graph.hazards import segments
 from .graph.node import Binding, Dispatch
 from .kernels.manifest import load_manifest, variant
-from .kernels.params import COUNT_IS_PUSHED
+from .kernels.params import pushed_count
 from .ops.attention import attention, compute
 from .ops.selftest import settle
-from .reach import chosen, why_not_run
+from .progress import Progress
+from .reach import QUANTISED_PAIRS, chosen, why_not_run
 from .runtime.device import Device
 from .validate import Call, attention_call
 
-
-def shapes(rng: np.random.Generator) -> Iterator[tuple[str, tuple[int, ...], dict[str, Any]]]:
-    """Yield (label, (batch, heads, kv heads, q_len, kv_len, head_dim, value_dim), options) of each case."""
-    yield "prefill", (1, 9, 3, 67, 67, 64, 64), {"causal": "top_left"}
-    yield "decode", (2, 8, 2, 1, 333, 128, 128), {"causal": "bottom_right", "kv_len": [333, 64]}
-    yield "odd sizes", (2, 6, 2, 5, 71, 17, 33), {"causal": "bottom_right", "window": (40, None)}
-    mask = rng.random((2, 1, 40, 129)) < 0.6
-    mask[:, :, 7] = False
-    yield "bool mask", (2, 4, 4, 40, 129, 24, 8), {"mask": mask}
-    added = np.where(rng.random((4, 33, 65)) < 0.2, -np.inf, rng.standard_normal((4, 33, 65))).astype(np.float32)
-    for head_dim in (8, 16, 32, 64, 72, 128, 256):  # decode: each length of a key row, few and many rows to a KV head
-        for heads in (3, 8):
-            yield f"decode, head_dim {head_dim}", (1, heads, 1, 1, 70, head_dim, head_dim), {"causal": "bottom_right"}
-    yield "float mask, softcap, ALiBi, sinks", (1, 4, 1, 33, 65, 129, 3), {
-        "mask": added, "softcap": 12.0, "alibi_slopes": [0.5, 0.25, 0.125, 0.0625], "q_offset": 32,
-        "sinks": [1.0, -2.0, 0.0, 4.0]}
+#: Is given a text that says what is checked now.
+Show = Callable[[str], object]
 
 
-def dtype_mixtures() -> list[tuple[str, str]]:
-    """Return each supported (query, key and value) pair of dtypes; bfloat16 only where ml_dtypes is installed."""
-    try:
-        numpy_dtype("bfloat16")
-        known: tuple[str, ...] = FLOAT_DTYPES
-    except ImportError:
-        known = tuple(name for name in FLOAT_DTYPES if name != "bfloat16")
-    return [(query, key) for query in known for key in known if query in ("float32", key)]
-
-
-def check_attention(device: Device, results: dict[str, Result]) -> None:
+def check_attention(device: Device, results: dict[str, Result], show: Show = str) -> None:
     """Run every algorithm on every case and dtype, and credit the variants that it used."""
     rng = np.random.default_rng(2026)
     for label, (batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim), options in shapes(rng):
         for query_dtype, key_dtype in dtype_mixtures():
+            case = f"{label}, {query_dtype} x {key_dtype}"
+            show(case)
             sizes = ((batch, heads, q_len, head_dim), (batch, kv_heads, kv_len, head_dim),
                      (batch, kv_heads, kv_len, value_dim))
             arrays = [(2 * rng.standard_normal(size, np.float32)).astype(numpy_dtype(dtype))
@@ -80,20 +61,20 @@ def check_attention(device: Device, results: dict[str, Result]) -> None:
                     continue
                 run = _attend(device, arrays, module.NAME, options)
                 for used in module.variants(problem, device.info):
-                    _note(results[used.name], f"{label}, {query_dtype} x {key_dtype}", run)
+                    _note(results[used.name], case, run)
 
 
-def check_quantised(device: Device, results: dict[str, Result]) -> None:
+def check_quantised(device: Device, results: dict[str, Result], show: Show = str) -> None:
     """Run every algorithm over quantised keys and values of each format, and of two formats at once."""
     rng = np.random.default_rng(2027)
-    for label, (batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim), options in shapes(rng):
-        if label.startswith("decode, head_dim") and head_dim not in (32, 128, 256):
-            continue
+    for label, (batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim), options in quantised_shapes(rng):
         query = 2 * rng.standard_normal((batch, heads, q_len, head_dim), np.float32)
         keys, values = (2 * rng.standard_normal((batch, kv_heads, kv_len, dim), np.float32)
                         for dim in (head_dim, value_dim))
-        for number, pair in enumerate((*((name, name) for name in QUANTISED), ("int8", "float16"))):
+        for number, pair in enumerate(QUANTISED_PAIRS):
             given = query.astype(np.float16) if number % 2 else query
+            case = f"{label}, {given.dtype.name} x {' and '.join(pair)}"
+            show(case)
             stored, exact = zip(*(_stored(rows, dtype) for rows, dtype in zip((keys, values), pair, strict=True)),
                                 strict=True)
             stand_ins = (keys.astype(given.dtype), values.astype(given.dtype))
@@ -106,7 +87,7 @@ def check_quantised(device: Device, results: dict[str, Result]) -> None:
                     continue
                 run = _attend_stored(device, call, exact, module.NAME, options)
                 for used in module.variants(problem, device.info):
-                    _note(results[used.name], f"{label}, {given.dtype.name} x {' and '.join(pair)}", run)
+                    _note(results[used.name], case, run)
 
 
 def _stored(rows: np.ndarray, dtype: str) -> tuple[Any, np.ndarray]:
@@ -132,19 +113,16 @@ def _attend_stored(device: Device, call: Call, exact: tuple[np.ndarray, ...], al
 
 
 def _attend(device: Device, arrays: list[np.ndarray], algorithm: str, options: dict[str, Any]) -> Callable[[], float]:
-    """Return a function that gives the worst share of one case; it computes once, however often it is called."""
-    known: list[float] = []
+    """Return a function that gives the worst share of one case; it computes once."""
 
     def run() -> float:
-        if not known:
-            out, lse = attention(*arrays, return_lse=True, algorithm=algorithm, device=device, **options)
-            again = attention(*arrays, algorithm=algorithm, device=device, **options)
-            same = np.array_equal(out.astype(np.float32), again.astype(np.float32))
-            known.append(oracle.worst_share(out, *arrays, lse=lse, coopmat=algorithm in MATRIX_ALGORITHMS, **options)
-                         if same else np.inf)
-        return known[0]
+        out, lse = attention(*arrays, return_lse=True, algorithm=algorithm, device=device, **options)
+        again = attention(*arrays, algorithm=algorithm, device=device, **options)
+        if not np.array_equal(out.astype(np.float32), again.astype(np.float32)):
+            return np.inf
+        return oracle.worst_share(out, *arrays, lse=lse, coopmat=algorithm in MATRIX_ALGORITHMS, **options)
 
-    return run
+    return functools.cache(run)
 
 
 def _note(result: Result, label: str, run: Callable[[], float]) -> None:
@@ -162,8 +140,8 @@ def check_words(device: Device, results: dict[str, Result]) -> None:
             Dispatch(variant("fill"), (Binding(near),), {"offset": 0, "count": 3000, "value": 7}, groups),
             Dispatch(variant("fill"), (Binding(near),), {"offset": offset, "count": count, "value": 0xABCDEF01},
                      groups),
-            Dispatch(variant("copy"), (Binding(far), Binding(near), Binding(far)),
-                     {"count_index": COUNT_IS_PUSHED, "count": 2999, "src_offset": 1, "dst_offset": 0}, groups),
+            Dispatch(variant("copy"), (Binding(far), Binding(near), Binding(far)), pushed_count(2999, src_offset=1),
+                     groups),
         ]
         expected = np.full(3000, 7, np.uint32)
         expected[offset : offset + count] = 0xABCDEF01
@@ -224,14 +202,17 @@ def check_quantised_caches(device: Device, results: dict[str, Result]) -> None:
             results[name].add(f"float32 rows, {key_dtype} and {value_dtype} cache", worst)
 
 
-def check_device(device: Device) -> dict[str, Result]:
-    """Check every variant of the manifest on ``device``; the key is the variant's name."""
+def check_device(device: Device, show: Show = str) -> dict[str, Result]:
+    """Check every variant of the manifest on ``device``; the key is the variant's name. ``show`` gets each step."""
     results = {name: Result() for name in load_manifest()}
+    show("fill and copy")
     check_words(device, results)
+    show("KV caches")
     check_caches(device, results)
+    show("quantised KV caches")
     check_quantised_caches(device, results)
-    check_attention(device, results)
-    check_quantised(device, results)
+    check_attention(device, results, show)
+    check_quantised(device, results, show)
     used = chosen(device.info)
     for name, result in results.items():
         if not result.cases and not result.problem:
@@ -251,8 +232,13 @@ def main(args: argparse.Namespace) -> int:
         return 2
     with device:
         if not getattr(args, "json", False):
-            print(f'checking {len(load_manifest())} kernel variants on "{device.info.name}" against the float64 oracle')
-        results = check_device(device)
+            print(f'checking {len(load_manifest())} kernel variants on "{device.info.name}" against the float64 oracle',
+                  flush=True)
+        progress, done = Progress(num_steps()), itertools.count()
+        try:
+            results = check_device(device, lambda step: progress.show(next(done), step))
+        finally:
+            progress.close()
         bad = [name for name, result in results.items() if failed(result)]
         if getattr(args, "json", False):
             print(json.dumps({"device": device.info.name, "failed": bad,

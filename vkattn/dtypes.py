@@ -1,7 +1,7 @@
 """The element types of vkattn: their names, sizes and NumPy dtypes. Used by every layer.
 
 A dtype is named by a string ("float32", "float16", "bfloat16"), because NumPy has no bfloat16 of its own:
-arrays of that type come from ml_dtypes, which is imported by whoever made such an array, never here.
+arrays of that type come from ml_dtypes, which is imported only where such an array is to be made.
 """
 
 from __future__ import annotations
@@ -45,9 +45,12 @@ def dtype_name(array: Any, argument: str, supported: tuple[str, ...] = FLOAT_DTY
 
 @functools.cache
 def numpy_dtype(name: str) -> np.dtype:
-    """Return the NumPy dtype called ``name``; "bfloat16" needs ml_dtypes to be importable."""
+    """Return the NumPy dtype called ``name``; DTypeError for "bfloat16" where ml_dtypes cannot be imported."""
     if name == "bfloat16":
-        import ml_dtypes
-
+        try:
+            import ml_dtypes
+        except ImportError as error:
+            raise DTypeError("NumPy has no bfloat16 of its own; arrays of it need the package ml_dtypes. "
+                             "Hint: pip install ml_dtypes") from error
         return np.dtype(ml_dtypes.bfloat16)  # type: ignore[no-any-return]
     return np.dtype(name)

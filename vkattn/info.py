@@ -134,7 +134,7 @@ def _device(info: DeviceInfo) -> dict[str, Any]:
 
 
 def tiers(info: DeviceInfo) -> dict[str, str]:
-    """Return for each tier of kernels "yes", or why not, or on what it depends (design.md, Tiers)."""
+    """Return for each tier of kernels "yes", or why not, or on what it depends (docs/kernels.md)."""
     found = {"base": "yes" if info.api_version >= (1, 1) else "needs Vulkan 1.1"}
     missing = sorted({"arithmetic", "shuffle"} - info.subgroup_operations)
     found["subgroup"] = f"no subgroup {' and '.join(missing)} operations in compute" if missing else "yes"

@@ -21,6 +21,9 @@ ROWS = ((1, 1), (1, 8), (100, 1))
 #: Elements of key and value rows: the sizes at which kernels begin or end to fit, and the next longer rows.
 DIMS = sorted({size + more for power in range(2, 9) for size in (1 << power, 3 << power - 1) for more in (0, 4)})
 
+#: (key dtype, value dtype) of quantised rows: each format, and one pair for all that are mixed.
+QUANTISED_PAIRS = (*((name, name) for name in QUANTISED), ("int8", "float16"))
+
 
 def unable(kernel: Variant, info: DeviceInfo) -> list[str]:
     """Return why the device cannot run ``kernel``, or may not: it failed its self-test; empty if it can."""
@@ -64,5 +67,4 @@ def why_not_run(kernel: Variant, info: DeviceInfo, used: frozenset[str]) -> str:
 def dtypes() -> list[tuple[str, str, str]]:
     """Return the dtypes of query, key and value that go together; of mixed formats one pair stands for all."""
     floats = [(query, key, key) for query in FLOAT_DTYPES for key in FLOAT_DTYPES if query in ("float32", key)]
-    pairs = [*((name, name) for name in QUANTISED), ("int8", "float16")]
-    return floats + [(query, *pair) for query in FLOAT_DTYPES for pair in pairs]
+    return floats + [(query, *pair) for query in FLOAT_DTYPES for pair in QUANTISED_PAIRS]

@@ -27,7 +27,9 @@ void main() {
     uint step = gl_NumWorkGroups.x * gl_WorkGroupSize.x;
     for (uint index = gl_GlobalInvocationID.x; index < count; index += step) {
         uint head = index / push.head_quads;  // of all tokens
-        uint source = head / push.num_heads * (push.num_heads / push.group_size) + head % push.num_heads / push.group_size;
-        made[push.out_base / 4u + index] = rows[push.rows_base / 4u + source * push.head_quads + index % push.head_quads];
+        uint source = head / push.num_heads * (push.num_heads / push.group_size)
+            + head % push.num_heads / push.group_size;
+        made[push.out_base / 4u + index] =
+            rows[push.rows_base / 4u + source * push.head_quads + index % push.head_quads];
     }
 }

@@ -2,7 +2,8 @@
 // Maths     out[b, j, :] = cache[b, j, :], 0 <= j < tokens
 // Bindings  0 params: word 0 tokens  1 cache [B, capacity, Hkv, D] in quads of 16 bytes  2 out [B, tokens, Hkv, D]
 // Grid      any number of workgroups of 128; each invocation takes one quad after another
-// Push      params_base, cache_base, out_base (words); batch_size, capacity, token_quads (quads of all heads of a token)
+// Push      params_base, cache_base, out_base (words); batch_size, capacity, token_quads (quads of
+//           all heads of a token)
 // Bounds    rows at or beyond tokens are not read
 // Requires  nothing beyond Vulkan 1.1        Source  our own
 #version 450

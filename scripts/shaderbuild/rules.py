@@ -1,4 +1,4 @@
-"""What every compiled variant must keep to (design.md, Tiers): checked on each build, whoever compiled it."""
+"""What every compiled variant must keep to (shaders/README.md): checked on each build, whoever compiled it."""
 
 from __future__ import annotations
 

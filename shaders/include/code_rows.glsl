@@ -1,6 +1,6 @@
 // Where the codes and scales of a head's rows lie, and the loads of those that an invocation holds.
-// Includer must include params.glsl and code_units.glsl, define LANES, VECS, IN_FLIGHT, SHARERS and lane(), and two views
-// of each buffer: `UNIT key[]` and `uint key_scales[]`, `UNIT value[]` and `uint value_scales[]`.
+// Includer must include params.glsl and code_units.glsl, define LANES, VECS, IN_FLIGHT, SHARERS and lane(), and two
+// views of each buffer: `UNIT key[]` and `uint key_scales[]`, `UNIT value[]` and `uint value_scales[]`.
 #ifndef VKATTN_CODE_ROWS
 #define VKATTN_CODE_ROWS
 
@@ -26,9 +26,9 @@ Source source_of(uint start, uint head_quads, uint batch_quads, uint row_quads, 
     return source;
 }
 
-// Codes of the keys [j0, j0 + IN_FLIGHT) that this invocation holds, and their scales: of int8 both words of the key that
-// it weighs, of blocks the word with the scale of its own block. Beyond the last key, and the last unit of a row, those
-// are read again, which costs less than to choose: such keys get no weight, and such units meet queries of 0.
+// Codes of the keys [j0, j0 + IN_FLIGHT) that this invocation holds, and their scales: of int8 both words of the key
+// that it weighs, of blocks the word with the scale of its own block. Beyond the last key, and the last unit of a row,
+// those are read again, which costs less than to choose: such keys get no weight, and such units meet queries of 0.
 struct Codes {
     UNIT unit[IN_FLIGHT];
     uint scales[IN_FLIGHT];

@@ -1,15 +1,16 @@
 // Codes in units of UNIT_VECS vecs (2 or 4), the share of one invocation of a row; how they become floats.
 //
-// A code is not shifted to bit 0: where it lies, its bits become the mantissa of 2^23 + 2^position code, and subtracting
-// 2^23 + 2^position bias leaves 2^position (code - bias), exactly. Two operations an element; the powers of two go into
-// the queries before (`unit_factor`) and are taken from the sums afterwards.
+// A code is not shifted to bit 0: where it lies, its bits become the mantissa of 2^23 + 2^position code, and
+// subtracting 2^23 + 2^position bias leaves 2^position (code - bias), exactly. Two operations an element; the powers of
+// two go into the queries before (`unit_factor`) and are taken from the sums afterwards.
 // Includer must define KEY_INT8, KEY_Q8_0 or KEY_Q4_0, and UNIT_VECS, and include params.glsl.
 #ifndef VKATTN_CODE_UNITS
 #define VKATTN_CODE_UNITS
 
 const float TWO_23 = 8388608.0;
-// The bits of 2^23, whose last bit is worth 1, as a number that the compiler does not know (the flags are few bits): with
-// a constant beside the mask it takes two logic operations for `x & mask | bits`, with a register one (NVIDIA, sm_90).
+// The bits of 2^23, whose last bit is worth 1, as a number that the compiler does not know (the flags are few bits):
+// with a constant beside the mask it takes two logic operations for `x & mask | bits`, with a register one (NVIDIA,
+// sm_90).
 uint two_23_bits() { return 0x4B000000u | flags() >> 31; }
 
 #if defined(KEY_Q4_0)

@@ -1,8 +1,8 @@
 // What the kernels on matrix units share: push constants, buffers, the stage in shared memory, which tiles of keys are
 // open, scores in base 2, and values that are not finite. Operands are float16 or bfloat16 (DTYPE_F16, DTYPE_BF16), in
 // queries, keys, values and outputs alike.
-// Includer must define WIDTH (head_dim and value_dim, padded), EDGE (of the matrices, and the query rows of a subgroup),
-// SUBGROUPS, BLOCK_ROWS (of all of them), BLOCK_KEYS (keys of a tile) and THREADS.
+// Includer must define WIDTH (head_dim and value_dim, padded), EDGE (of the matrices, and the query rows of a
+// subgroup), SUBGROUPS, BLOCK_ROWS (of all of them), BLOCK_KEYS (keys of a tile) and THREADS.
 #ifndef VKATTN_COOPMAT
 #define VKATTN_COOPMAT
 

@@ -35,8 +35,8 @@ void stash(uvec4 held[FETCHES], uint at) {
     }
 }
 
-// The same for values of the tile that is weighed in `turn`. For weights in two parts it is noted if not all are finite,
-// as infinity times a second part of 0 is NaN.
+// The same for values of the tile that is weighed in `turn`. For weights in two parts it is noted if not all are
+// finite, as infinity times a second part of 0 is NaN.
 void stash_values(uvec4 held[FETCHES], uint turn) {
     stash(held, STAGE);
     if (PARTS == 1u) return;
@@ -94,10 +94,10 @@ bool is_whole(uint col0, uint all_begin, uint all_end, uint turn) {
     return col0 >= all_begin && col0 + BLOCK_KEYS <= all_end && (PARTS == 1u || soiled_turn != turn);
 }
 
-// One turn: weighs the tile at col0, whose products with the queries are in `s` and whose values are staged, while units,
-// arithmetic and memory all work. The products with the keys of the tile at `next`, which are staged, take the place of
-// what was weighed (without a next tile they are not used); values of `next` and keys of `after` are loaded, and staged in
-// the end. It is no function, as passing all its matrices to one and back took a tenth of the time.
+// One turn: weighs the tile at col0, whose products with the queries are in `s` and whose values are staged, while
+// units, arithmetic and memory all work. The products with the keys of the tile at `next`, which are staged, take the
+// place of what was weighed (without a next tile they are not used); values of `next` and keys of `after` are loaded,
+// and staged in the end. It is no function, as passing all its matrices to one and back took a tenth of the time.
 #define TURN(masking, after)                                                           \
     begin_tile(masking, rule, scale_2, col0, s, acc, online);                          \
     FETCH(keys_ahead, key, key_at, key_step, after, end, head_quads)                   \
@@ -189,8 +189,8 @@ void main() {
             barrier();
         }
         while (col0 < end) {
-            // What all rows see whole has a loop of its own, so that nothing else takes registers there. That rows are only
-            // scaled is asked here: folded into all_end it took a compiler's loop a tenth longer.
+            // What all rows see whole has a loop of its own, so that nothing else takes registers there. That rows are
+            // only scaled is asked here: folded into all_end it took a compiler's loop a tenth longer.
             for (; is_only_scaled && is_whole(col0, all_begin, all_end, turn); ++turn) {
                 uint after = next + BLOCK_KEYS;
                 TURN(NOTHING, after)

@@ -43,8 +43,8 @@ bool attended(ScoreRule rule, ScoreRow row, uint key) {
     return (mask_data[push.mask_base + (index >> 5)] >> (index & 31u) & 1u) != 0u;
 }
 
-// softcap * tanh(s / softcap), off by a few 2^-24 of itself. The built-in tanh may be off by 2^-22 of 1, which a softcap
-// far above the scores would multiply. Up to 1.5 it is Lambert's continued fraction, there 4e-10 from tanh.
+// softcap * tanh(s / softcap), off by a few 2^-24 of itself. The built-in tanh may be off by 2^-22 of 1, which a
+// softcap far above the scores would multiply. Up to 1.5 it is Lambert's continued fraction, there 4e-10 from tanh.
 float capped(float s, float softcap) {
     float x = s / softcap, x2 = x * x;
     if (x2 < 2.25) {

@@ -1,6 +1,7 @@
 // The parts of one item that the splits of its keys leave, and their merge by the last workgroup to finish.
 // Includer must define ROWS, the buffers parts (vec4), tickets (uint), outputs and lse, and include query_out.glsl; where
-// a workgroup merges, also THREADS (its size) and a shared array WAY_SUMS of THREADS vec4s or more.
+// a workgroup merges, also THREADS (its size) and a shared array WAY_SUMS of THREADS vec4s or more. With MERGE_SHUFFLED the
+// merge is that of merge_shuffled.glsl.
 #ifndef VKATTN_SPLIT
 #define VKATTN_SPLIT
 #include "write_out.glsl"
@@ -13,8 +14,10 @@ const float HIGHEST_SUM = 1.0e30;    // far beyond any number of keys: e^NaN may
 #endif
 
 #ifdef WAY_SUMS
-shared vec2 way_state[THREADS];
 shared uint ticket;
+#ifndef MERGE_SHUFFLED
+shared vec2 way_state[THREADS];
+#endif
 #endif
 
 // Two (row_max, row_sum) as one.
@@ -68,6 +71,7 @@ bool is_last(uint item) {
 }
 #endif
 
+#ifndef MERGE_SHUFFLED
 // One vec of a row, and the row's state: every `ways`-th part from part `way` on, with independent loads in flight.
 vec2 merge_vec(uint at, uint e, uint way, uint ways, out vec4 sum) {
     uint splits = num_splits(), step = uint(ROWS) * (1u + value_vecs());
@@ -126,5 +130,6 @@ void merge_parts(RowTile tile, uint item) {
     }
     barrier();
 }
+#endif
 #endif
 #endif

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,10 +13,12 @@ import vkattn
 from tests.tolerance import assert_matches_oracle
 from vkattn import check
 from vkattn.check import Result, check_caches, check_device, check_quantised_caches, check_words, failed
+from vkattn.check_cases import num_steps
 from vkattn.dispatch import ALGORITHMS, by_name
 from vkattn.errors import NoKernelError
 from vkattn.kernels.manifest import load_manifest
 from vkattn.problem import Problem
+from vkattn.progress import Progress
 from vkattn.reach import dtypes
 from vkattn.runtime.device import Device
 from vkattn.validate import attention_call
@@ -39,7 +42,9 @@ EVERYWHERE = {"fill", "copy", "kv_append", "kv_append_quantised", "kv_read", "at
 
 def test_whole(roomy_device: Device) -> None:
     """Every variant that some problem gets is reached, and right; what is left out is so for a reason."""
-    results = check_device(roomy_device)
+    steps: list[str] = []
+    results = check_device(roomy_device, steps.append)
+    assert len(steps) == num_steps()
     assert not {name: result.problem for name, result in results.items() if failed(result)}
     used = {name for name, result in results.items() if result.cases}
     assert all(bool(result.not_run) == (name not in used) for name, result in results.items())
@@ -54,13 +59,18 @@ def test_whole(roomy_device: Device) -> None:
 def test_a_variant_that_no_case_reaches_is_a_failure(
     device: Device, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("check_attention", "check_quantised"):
-        monkeypatch.setattr(check, name, lambda device, results: None)
+        monkeypatch.setattr(check, name, lambda *given: None)
     results = check_device(device)
     assert {load_manifest()[name].kernel for name, result in results.items() if failed(result)} >= {
         "attn_softmax", "attn_weights", "attn_output"}
     assert results["attn_softmax"].problem.startswith("MISSED")
+    monkeypatch.setattr(check, "Progress", partial(Progress, every=0))
     assert check.main(Namespace(device=device.info.index)) == 1
-    assert "FAILED attn_softmax" in capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert "FAILED attn_softmax" in out and "after" not in out
+    steps = [line.partition(": ")[2] for line in err.splitlines()]
+    assert steps == ["fill and copy", "KV caches", "quantised KV caches"]
+    assert "\r" not in err and "\x1b" not in err
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from vkattn import __version__, cli
+from vkattn.bench.problems import read_grid
 from vkattn.errors import DeviceError
 
 COMMANDS = ("setup", "info", "check", "bench", "tune", "demo")
@@ -46,11 +48,30 @@ def test_an_unknown_command_is_wrong_usage() -> None:
     (["setup", "--jobs", "x"], "argument --jobs: 'x' is no whole number"),
     (["setup", "--jobs", "0"], "argument --jobs: 0 is not at least 1"),
     (["bench", "--heads", "24/x"], "argument --heads: 'x' is no whole number"),
+    (["bench", "--budget", "nan"], "argument --budget: 'nan' is no number of seconds"),
+    (["bench", "--budget", "-1"], "argument --budget: '-1' is no number of seconds"),
 ])
 def test_a_wrong_number_is_named(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
     with pytest.raises(SystemExit):
         cli.main(arguments)
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["--results", "x.json"], "--results without --plot draws nothing"),
+    (["--graph", "--out", "x.json"], "--out is of the grid of problems"),
+    (["--graph", "--peers", "none"], "--peers is of the grid of problems"),
+])
+def test_bench_ignores_no_option(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+    assert cli.main(["bench", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert message in err and not out
+
+
+def test_the_help_of_bench_names_every_set() -> None:
+    shown = " ".join(run("bench", "--help").stdout.split())
+    named = re.search(r"sets of problems, in turn: ([\w, ]+) \(default", shown)
+    assert named and set(named[1].split(", ")) == set(read_grid())
 
 
 @pytest.mark.parametrize("command", COMMANDS)

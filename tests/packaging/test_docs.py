@@ -16,7 +16,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "sh
 LINK = re.compile(r"\]\((?!https?://)([^)#]+)(?:#[^)]*)?\)")
 NAME = re.compile(r"\bvkattn\.([A-Za-z_]+)")
 COMMAND = re.compile(r"(?:^|[`(])(?:python -m )?vkattn ([a-z]+)", re.MULTILINE)
-SCRIPT = re.compile(r"\b((?:scripts|shaders|examples|vkattn|tests|docs)/[\w/.-]*\w)")
+SCRIPT = re.compile(r"(?<![\w/])((?:scripts|shaders|examples|vkattn|tests|docs|benchmarks)/[\w/.-]*\w)")
 
 
 def by_path(page: Path) -> str:

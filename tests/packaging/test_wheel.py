@@ -80,8 +80,10 @@ def test_base_dependencies_are_numpy_and_vulkan(metadata: Message) -> None:
 
 def test_kompute_extra_is_the_version_that_setup_builds(metadata: Message) -> None:
     from vkattn._kompute_recipe import KP_VERSION
+    from vkattn.runtime import kompute
 
     assert f"kp=={KP_VERSION}; extra == 'kompute'" in metadata.get_all("Requires-Dist", [])
+    assert kompute.KP_VERSION == KP_VERSION  # what a user is told where it is missing
 
 
 def test_metadata(metadata: Message) -> None:

@@ -21,7 +21,7 @@ from tests.tolerance import Expected
 from tests.ways import splits_of, ways
 from vkattn import oracle
 from vkattn.dtypes import FLOAT_DTYPES
-from vkattn.kernels import split
+from vkattn.kernels import split_cut
 from vkattn.ops import plan
 from vkattn.runtime.device import Device
 from vkattn.validate import attention_call
@@ -38,7 +38,7 @@ LONG_OR_BOUNDED = settings.get_profile(settings.get_current_profile_name()).max_
 IS_SLOW = "SwiftShader" in os.environ.get("VKATTN_EXPECT_DEVICE", "")  # it compiles ten times as long as lavapipe
 EXAMPLES = 12 if IS_SLOW and not IS_LONG else LONG_OR_BOUNDED
 #: Into how many parts `split` cuts the keys; None leaves it the choice.
-SPLITS = [None, None, 1, 2, 3, 7, *([split.MAX_SPLITS] if IS_LONG else [])]
+SPLITS = [None, None, 1, 2, 3, 7, *([split_cut.MAX_SPLITS] if IS_LONG else [])]
 #: Small enough that `three_pass` computes some examples in chunks.
 SCORE_BUDGET_BYTES = 1 << 20
 #: A weight that no kernel rounds to 0.

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.strategies_quantised import QuantisedCase, quantised_cases
 from tests.tolerance import Expected
 from tests.ways import splits_of, ways
-from vkattn.kernels import split
+from vkattn.kernels import split_cut
 from vkattn.ops import plan
 from vkattn.ops.attention import compute
 from vkattn.runtime.device import Device
@@ -30,7 +30,7 @@ LONG_OR_BOUNDED = settings.get_profile(settings.get_current_profile_name()).max_
 EXAMPLES = 10 if IS_SLOW and not IS_LONG else LONG_OR_BOUNDED
 #: As in test_attention_property.py: plans of one size, kept, so that few kernels are compiled.
 MIN_WORDS, MAX_PLANS = 1 << 18, 64
-SPLITS = [None, None, 1, 2, 5, *([split.MAX_SPLITS] if IS_LONG else [])]
+SPLITS = [None, None, 1, 2, 5, *([split_cut.MAX_SPLITS] if IS_LONG else [])]
 
 
 @pytest.fixture(scope="module")

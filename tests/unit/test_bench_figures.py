@@ -1,8 +1,7 @@
-"""The arithmetic of `vkattn bench`: rooflines, spreads, warming up, inputs, tables, comparing, plots, progress."""
+"""The arithmetic of `vkattn bench`: rooflines, spreads, warming up, inputs, tables, comparing, plots."""
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from vkattn.bench.clock import Spread, warm_up
 from vkattn.bench.inputs import POOL_ELEMENTS, Pool
 from vkattn.bench.plot import panels, plot
 from vkattn.bench.problems import BenchProblem
-from vkattn.bench.progress import Progress
 from vkattn.bench.results import Row, compare, document, microseconds, read, row, table
 from vkattn.bench.roofline import Roofline
 from vkattn.errors import OptionError
@@ -179,7 +177,7 @@ def test_comparing_two_runs() -> None:
     assert lines[0].endswith("0.50  faster") and lines[1].endswith("2.00  slower") and lines[2].endswith("1.05")
 
 
-# --- plots and progress ---
+# --- plots ---
 
 
 def rows_of_two_lengths() -> list[Row]:
@@ -209,16 +207,3 @@ def test_a_plot_is_drawn_or_refused(tmp_path: Path) -> None:
     assert "</svg>" in path.read_text()
     with pytest.raises(OptionError, match="nothing to plot"):
         plot([found(PREFILL, "a", 7.0)], "title", path)
-
-
-def test_progress_is_for_terminals_only() -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    for stream, is_shown in ((Terminal(), True), (io.StringIO(), False)):
-        progress = Progress(4, stream)
-        progress.show(1, "something")
-        progress.close()
-        assert ("[######" in stream.getvalue() and "1/4" in stream.getvalue()) == is_shown
-        assert bool(stream.getvalue()) == is_shown

@@ -35,6 +35,14 @@ def test_bfloat16_needs_ml_dtypes_only_when_asked_for():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_without_ml_dtypes_the_error_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    dtypes.numpy_dtype.cache_clear()
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)  # its import fails
+    with pytest.raises(DTypeError, match=r"need the package ml_dtypes\. Hint: pip install ml_dtypes"):
+        dtypes.numpy_dtype("bfloat16")
+    assert dtypes.numpy_dtype("float16") == np.float16
+
+
 @pytest.mark.parametrize("dtype", [np.float64, np.int32, np.uint8, np.bool_, np.complex64, object])
 def test_other_dtypes_are_refused_with_a_hint(dtype):
     with pytest.raises(DTypeError, match=r"`key` is .*; supported: float32, .*\. Hint: pass key\.astype"):

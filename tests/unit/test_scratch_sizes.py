@@ -10,7 +10,7 @@ import pytest
 
 from tests.fakes import fake_device_info
 from vkattn.caps.model import DeviceInfo
-from vkattn.kernels import fused, split, three_pass
+from vkattn.kernels import fused, split, split_cut, three_pass
 from vkattn.ops.plan import plan_key
 from vkattn.validate import Call, attention_call
 
@@ -58,6 +58,6 @@ def test_what_split_needs_is_what_its_parts_take() -> None:
     for info in DEVICES:
         words = split.scratch_words(problem, info, 1 << 30)
         rows = split.shape(problem, info).rows
-        most = 8 * -(-3 // rows) * split.MAX_SPLITS * rows * (128 + 4)
+        most = 8 * -(-3 // rows) * split_cut.MAX_SPLITS * rows * (128 + 4)
         assert words["parts"] <= most
         assert words["tickets"] == 8 * -(-3 // rows)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.fakes import fake_device_info
 from vkattn.formats import QUANTISED
-from vkattn.kernels import split, split_matrix
+from vkattn.kernels import split, split_cut, split_matrix
 from vkattn.kernels.manifest import load_manifest
 from vkattn.problem import Problem
 
@@ -28,6 +28,7 @@ def test_constants_are_those_of_the_shaders() -> None:
         subgroup = (SHADERS / f"{name}.comp").read_text()
         assert f"local_size_x = {split.FEWEST_THREADS}," in subgroup
         assert f"const uint THREADS = {split.FEWEST_THREADS}u;" in subgroup
+    assert f"#define IN_FLIGHT {split_cut.IN_FLIGHT}\n" in (SHADERS / "attn_split_subgroup.comp").read_text()
     lanes = (SHADERS / "attn_split_lanes.comp").read_text()
     assert f"local_size_x = {split.LANES})" in lanes
     assert f"#define LANES {split.LANES}\n" in lanes
@@ -78,7 +79,7 @@ def test_cpus_with_subgroups_of_eight_take_lanes() -> None:
     cpu = fake_device_info(**GPU | {"device_type": "cpu", "subgroup_size": 8, "name": "llvmpipe (LLVM 15)"})
     chosen = split.shape(dataclasses.replace(PROBLEM, head_dim=40, value_dim=33), cpu)
     assert (chosen.kernel.name, chosen.spec) == ("attn_split_lanes_f16_f16", (3, 2, 2))
-    assert split.scratch_words(PROBLEM, cpu, 1 << 24)["parts"] >= 8 * split.part_words(PROBLEM, split.BASE_ROWS)
+    assert split.scratch_words(PROBLEM, cpu, 1 << 24)["parts"] >= 8 * split_cut.part_words(PROBLEM, split.BASE_ROWS)
     for key, value, axis in (("int8", "int8", "int8"), ("q4_0", "q4_0", "q4_0"), ("q8_0", "float16", "mixed")):
         quantised = dataclasses.replace(PROBLEM, key_dtype=key, value_dtype=value)
         assert split.variants(quantised, cpu)[0].name == f"attn_split_lanes_any_{axis}"
@@ -106,22 +107,22 @@ def test_splits_always_fit_their_buffer(device_type: str) -> None:
         for kv_len in (0, 1, 63, 4096, 8193, 131072):
             words = split.cut(problem, q_len, kv_len, scratch, info).words
             splits, keys = words["num_splits"], words["keys_per_split"]
-            assert 1 <= splits <= split.MAX_SPLITS
+            assert 1 <= splits <= split_cut.MAX_SPLITS
             assert splits * keys >= kv_len
-            assert keys <= split.MAX_KEYS_PER_SPLIT
+            assert keys <= split_cut.MAX_KEYS_PER_SPLIT
             if splits > 1:
-                items = split.num_items(problem, rows, q_len)
-                assert items * splits * split.part_words(problem, rows) <= scratch["parts"]
+                items = split_cut.num_items(problem, rows, q_len)
+                assert items * splits * split_cut.part_words(problem, rows) <= scratch["parts"]
 
 
 def test_workgroups_are_as_large_as_the_device_allows() -> None:
     info = fake_device_info(subgroup_size=32, max_workgroup_invocations=1024, max_workgroup_size=(1024, 1024, 64),
                             **GPU)
-    assert split.shape(PROBLEM, info).spec == (256, 3)
+    assert split.shape(PROBLEM, info).spec == (256, 3, 32, 32, 32, 3)
     for limit in ({"max_workgroup_invocations": 128}, {"max_workgroup_size": (128, 128, 64)},
-                  {"max_shared_memory_bytes": 8 << 10}, {"device_type": "integrated"}):
-        assert split.shape(PROBLEM, dataclasses.replace(info, **limit)).spec == (128, 3)
-    assert split.shape(dataclasses.replace(PROBLEM, max_q_len=8), info).spec == (256, 8)
+                  {"max_shared_memory_bytes": 12 << 10}, {"device_type": "integrated"}):
+        assert split.shape(PROBLEM, dataclasses.replace(info, **limit)).spec[:2] == (128, 3)
+    assert split.shape(dataclasses.replace(PROBLEM, max_q_len=8), info).spec[:2] == (256, 8)
 
 
 def test_longer_caches_are_split_further() -> None:
@@ -130,6 +131,49 @@ def test_longer_caches_are_split_further() -> None:
     counts = [split.cut(PROBLEM, 1, n, scratch, info).words["num_splits"] for n in (16, 1024, 4096, 32768, 131072)]
     assert counts == sorted(counts)
     assert counts[0] == 1 < counts[2] < counts[-1]
+
+
+@pytest.mark.parametrize(("max_kv_len", "splits", "most", "expected"), [
+    (512, 6, 33, 64),  # 86 would take two rounds, the second with 22 keys
+    (2048, 12, 33, 128),
+    (32768, 33, 33, 1024),  # of 960 there would be 35
+    (131072, 33, 33, 4032),
+    (40, 5, 33, 64),  # one part: a round is never cut
+    (1000, 3, 3, 384),
+    (8193, 1, 1, 8256),
+])
+def test_splits_are_whole_rounds(max_kv_len: int, splits: int, most: int, expected: int) -> None:
+    assert split_cut.keys_per_split(max_kv_len, splits, most, 64) == expected
+    assert -(-max_kv_len // expected) <= most
+    assert split_cut.keys_per_split(max_kv_len, splits, most, 1) == -(-max_kv_len // splits)
+
+
+def test_rounds_are_counted_for_the_form_whose_loop_has_them() -> None:
+    info = fake_device_info(subgroup_size=32, max_workgroup_invocations=256, max_workgroup_size=(256, 256, 64), **GPU)
+    assert split_cut.round_keys(split.shape(PROBLEM, info)) == 256 // 16 * 4
+    assert split_cut.round_keys(split.shape(dataclasses.replace(PROBLEM, head_dim=32, value_dim=9), info)) == 256
+    assert split_cut.round_keys(split.shape(PROBLEM, dataclasses.replace(info, subgroup_size=1))) == 1
+
+
+def test_sizes_are_constants_on_gpus_only() -> None:
+    odd = dataclasses.replace(PROBLEM, head_dim=33, value_dim=70)
+    assert split.constant_sizes(odd, fake_device_info(**GPU)) == (9, 18, 18, 3)
+    assert split.constant_sizes(dataclasses.replace(odd, value_dim=65), fake_device_info(**GPU)) == (9, 17, 18, 3)
+    assert split.constant_sizes(odd, fake_device_info(**GPU | {"device_type": "cpu"})) == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("device_type", ["cpu", "integrated", "discrete"])
+def test_a_pass_has_a_workgroup_for_each_split_of_each_item(device_type: str) -> None:
+    info = fake_device_info(device_type=device_type, **ROOM)
+    problem = dataclasses.replace(PROBLEM, max_q_len=5, max_kv_len=3000)
+    scratch, rows = split.scratch_words(problem, info, 1 << 24), split.shape(problem, info).rows
+    (one,) = split.passes(problem, info)
+    most = max(split_cut.num_items(problem, rows, q_len)
+               * split.cut(problem, q_len, keys, scratch, info).words["num_splits"]
+               for q_len in range(1, 6) for keys in range(0, 3001, 7))
+    assert one.most_groups is not None
+    assert most <= one.most_groups <= 2 * most
+    assert one.groups(info) == min(one.most_groups, info.tuned.grid_groups)
 
 
 def test_too_many_rows_and_too_wide_are_reasons() -> None:

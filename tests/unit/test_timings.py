@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from vkattn.errors import OptionError
 from vkattn.ops.timings import Span, Timings
 
 APPEND = Span("layer_0", "kv_append_f16_f16", 2_050.0)
@@ -80,5 +81,5 @@ def test_median_is_of_each_dispatch() -> None:
 
 @pytest.mark.parametrize("runs", [[], [[APPEND], [WEIGHTS]], [[APPEND], [APPEND, WEIGHTS]]], ids=str)
 def test_median_of_different_recordings_is_refused(runs: list[list[Span]]) -> None:
-    with pytest.raises(ValueError, match="timings of one recording"):
+    with pytest.raises(OptionError, match="timings of one recording"):
         Timings.median_of([Timings(run) for run in runs])

@@ -17,7 +17,7 @@ from vkattn.caps.model import DeviceInfo
 from vkattn.caps.tuning import Tuning, default_tuning, read_tables, tuning_for, user_path, write_table
 from vkattn.dispatch import PRIORITY, choose
 from vkattn.errors import OptionError
-from vkattn.kernels import fused, split
+from vkattn.kernels import fused, split, split_cut
 from vkattn.kernels.grid import num_groups
 from vkattn.ops.spec import short_problem
 from vkattn.problem import Problem
@@ -108,9 +108,9 @@ def test_kernels_follow_the_numbers() -> None:
         return replace(GPU, tuning=replace(GPU.tuned, **changes))
 
     assert num_groups(tuned(grid_groups=77)) == 77
-    assert split.num_splits(8, 1 << 20, tuned(split_groups=80, split_root_divisor=1.0)) == 128
-    assert split.num_splits(8, 4096, tuned(split_groups=80, split_root_divisor=1.0)) == 10
-    assert split.num_splits(8, 4096, tuned(split_groups=8000, split_root_divisor=2.0)) == 32
+    assert split_cut.num_splits(8, 1 << 20, tuned(split_groups=80, split_root_divisor=1.0)) == 128
+    assert split_cut.num_splits(8, 4096, tuned(split_groups=80, split_root_divisor=1.0)) == 10
+    assert split_cut.num_splits(8, 4096, tuned(split_groups=8000, split_root_divisor=2.0)) == 32
     assert "subgroup" in split.variants(PROBLEM, GPU)[0].name
     assert "subgroup" not in split.variants(PROBLEM, tuned(split_subgroups=False))[0].name
     assert fused.variants(PROBLEM, GPU)[0].kernel == "attn_fused"
@@ -158,7 +158,7 @@ def test_tuning_takes_what_is_clearly_faster() -> None:
         steps = abs(math.log(current.split_groups / 528)) + abs(math.log(current.split_root_divisor / 2))
         return 100 * (1 + steps) * (0.99 if not current.split_subgroups else 1) * (2 if current.fused_subgroups else 1)
 
-    start = default_tuning("discrete")
+    start = replace(default_tuning("discrete"), split_root_divisor=4.0)
     found = best_of(start, measure)
     assert found == replace(start, split_groups=528, split_root_divisor=2.0)
     assert {name for name, _ in asked} == {knob.name for knob in KNOBS}

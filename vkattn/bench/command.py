@@ -22,6 +22,9 @@ from .results import Row, compare, document, read, table
 
 def main(args: argparse.Namespace) -> int:
     """Measure and print; return 1 if the device computes wrongly, 2 for wrong usage or no device."""
+    if mistake := _mistake(args):
+        print(f"vkattn bench: {mistake}", file=sys.stderr)
+        return 2
     if args.graph:
         return step.main(args)
     try:
@@ -61,6 +64,17 @@ def main(args: argparse.Namespace) -> int:
     if args.plot:
         plot(rows, f"{result['device']} ({result['driver']})", Path(args.plot))
     return 0 if grid.is_right else 1
+
+
+def _mistake(args: argparse.Namespace) -> str:
+    """Return what is wrong with options that would be ignored, or an empty text."""
+    if args.results and not args.plot:
+        return "--results without --plot draws nothing. Hint: --plot FILE"
+    ignored = [name for name in ("quick", "sets", "algorithms", "peers", "out", "plot", "results", "compare")
+               if getattr(args, name)]
+    if args.graph and ignored:
+        return f"--graph times one decode step; --{ignored[0]} is of the grid of problems."
+    return ""
 
 
 def _grid(device: Device, args: argparse.Namespace) -> Grid:

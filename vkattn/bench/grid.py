@@ -10,13 +10,13 @@ from typing import Any
 
 from ..dispatch import ALGORITHMS
 from ..errors import CapacityError, VkattnError
+from ..progress import Progress
 from ..runtime.device import Device
 from . import peers, peers_torch, peers_vulkan
 from .case import POOL_SEED, Case, Inputs, num_sets
 from .clock import host_times
 from .inputs import Pool
 from .problems import BenchProblem
-from .progress import Progress
 from .results import Row, row
 from .roofline import Roofline, measure_roofline
 

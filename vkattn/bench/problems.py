@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..errors import OptionError
+from ..formats import QUANTISED
 
 KINDS = ("decode", "prefill")
 
@@ -61,7 +62,7 @@ class BenchProblem:
     @property
     def is_quantised(self) -> bool:
         """Whether the cache holds integers with scales."""
-        return self.dtype in ("int8", "q8_0", "q4_0")
+        return self.dtype in QUANTISED
 
     @property
     def query_dtype(self) -> str:

@@ -17,11 +17,11 @@ from typing import Any
 from ..caps.tuning import CHOICES, Tuning, user_path, write_table
 from ..errors import DeviceError, OptionError
 from ..paths import write_whole
+from ..progress import Progress
 from ..runtime.device import Device
 from .case import POOL_SEED, Case
 from .inputs import Pool
 from .problems import BenchProblem
-from .progress import Progress
 
 #: A candidate must be faster than what there is by this part.
 GAIN = 0.02
@@ -157,13 +157,15 @@ def main(args: argparse.Namespace) -> int:
         return 2
     with device:
         info, before = device.info, device.info.tuned
-        print(f'"{info.name}" ({info.driver_name} {info.driver_info}); the mean time under each value, microseconds')
+        print(f'"{info.name}" ({info.driver_name} {info.driver_info}); the mean time under each value, microseconds',
+              flush=True)
         bench, progress = Bench(device, args.quick), Progress(len(KNOBS))
         done: list[Knob] = []
 
         def say(knob: Knob, value: Any, nanoseconds: float, is_current: bool) -> None:
             progress.close()
-            print(f"  {knob.name:<20} {value!s:>20} {nanoseconds / 1e3:12.2f}{'  now' if is_current else ''}")
+            print(f"  {knob.name:<20} {value!s:>20} {nanoseconds / 1e3:12.2f}{'  now' if is_current else ''}",
+                  flush=True)
             done.extend([knob] if is_current else [])
             progress.show(len(done), knob.name)
 

@@ -10,7 +10,7 @@ import numpy as np
 from ..dtypes import AXIS
 from ..formats import formats_word, is_plain
 from ..graph.node import Binding, Dispatch
-from ..kernels import params
+from ..kernels import fields, params
 from ..kernels.manifest import Variant, variant
 from ..layout import pack_into, packed_words, vec_strides
 from .storage import buffer_until
@@ -19,26 +19,25 @@ if TYPE_CHECKING:
     from .kv_cache import KVCache
     from .storage import CacheStorage
 
+#: Workgroups of an append by itself at most, and the invocations of each.
 GROUPS = 64
+INVOCATIONS = 64
 
 
 def new_row_fields(heads: int, tokens: int, dims: tuple[int, int], dtype: str, layout: str) -> dict[str, int]:
     """Return the params words that describe new rows ``[batch, tokens, heads, dim]`` as `pack_into` writes them."""
-    fields: dict[str, int] = {}
+    words: dict[str, int] = {}
     for name, dim in zip("kv", dims, strict=True):
-        strides = vec_strides(heads, tokens, dim, dtype, layout)
-        fields |= {f"new_{name}_stride_{axis}": stride
-                   for axis, stride in zip(("batch", "head", "row"), strides, strict=True)}
-    return fields
+        words |= fields.strides(f"new_{name}", vec_strides(heads, tokens, dim, dtype, layout))
+    return words
 
 
 def cache_fields(storage: CacheStorage) -> dict[str, int]:
     """Return the params words that describe the rows of a cache."""
-    fields = {"head_vecs": -(-storage.dims[0] // 4), "value_vecs": -(-storage.dims[1] // 4)}
+    words = {"head_vecs": -(-storage.dims[0] // 4), "value_vecs": -(-storage.dims[1] // 4)}
     for name, strides in zip("kv", storage.strides, strict=True):
-        fields |= {f"{name}_stride_{axis}": stride
-                   for axis, stride in zip(("batch", "head", "row"), strides, strict=True)}
-    return fields
+        words |= fields.strides(name, strides)
+    return words
 
 
 def append_kernel(new_dtype: str, dtypes: tuple[str, str]) -> Variant:
@@ -46,6 +45,15 @@ def append_kernel(new_dtype: str, dtypes: tuple[str, str]) -> Variant:
     if is_plain(*dtypes):
         return variant(f"kv_append_{AXIS[new_dtype]}_{AXIS[dtypes[0]]}")
     return variant("kv_append_quantised")
+
+
+def append_groups(rows: int, dims: tuple[int, int], dtypes: tuple[str, str]) -> int:
+    """Return the workgroups that have work when ``rows`` rows of keys, and as many of values, are appended.
+
+    A vec is an invocation's, or a row a workgroup's where it is quantised.
+    """
+    vecs = sum(-(-dim // 4) for dim in dims)
+    return max(1, -(-rows * vecs // INVOCATIONS) if is_plain(*dtypes) else 2 * rows)
 
 
 class AppendPlan:
@@ -62,8 +70,10 @@ class AppendPlan:
             self._params, *self._rows = (buffer_until(undo, device, count, name) for count, name in zip(
                 words, ("append params", "new key rows", "new value rows"), strict=True))
             bindings = tuple(map(Binding, (self._params, *self._rows, key, value)))
-            kernel = append_kernel(dtype, cache.storage.dtypes)
-            self._recording = device.recording([[Dispatch(kernel, bindings, dict.fromkeys(kernel.push, 0), GROUPS)]])
+            kernel, storage = append_kernel(dtype, cache.storage.dtypes), cache.storage
+            rows = new_words[0] // packed_words((1, 1, 1, storage.dims[0]), dtype)
+            groups = min(GROUPS, append_groups(rows, storage.dims, storage.dtypes))
+            self._recording = device.recording([[Dispatch(kernel, bindings, dict.fromkeys(kernel.push, 0), groups)]])
             undo.pop_all()  # they are the plan's now
 
     @property

@@ -170,7 +170,7 @@ class KVCache:
         layer = self.check_layer(layer)
         rows = (as_array(key, "key"), as_array(value, "value"))
         dtype = rows_dtype(self, rows[0].shape, rows[1].shape, dtype_name(rows[0], "key", FLOAT_DTYPES),
-                                dtype_name(rows[1], "value", FLOAT_DTYPES))
+                           dtype_name(rows[1], "value", FLOAT_DTYPES))
         check_range("key", rows[0], self.dtype)
         check_range("value", rows[1], self.value_dtype)
         with self.device.lock:

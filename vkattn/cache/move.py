@@ -12,7 +12,6 @@ from ..graph.hazards import segments
 from ..graph.node import Binding, Dispatch
 from ..kernels import params
 from ..kernels.manifest import variant
-from ..kernels.params import COUNT_IS_PUSHED
 from ..layout import QUAD_WORDS, unpack
 from ..runtime.buffer import Buffer
 from ..runtime.device import Device
@@ -38,21 +37,21 @@ def reorder(device: Device, storage: CacheStorage, num_layers: int, batch: int, 
                 size = words // batch
                 for entry in sorted({index[entry] for entry in moved}):
                     at = region + entry * size
-                    steps.append(_copy(buffer, scratch, start + at, at, size))
+                    steps.append(copy_words(buffer, scratch, start + at, at, size))
                 for entry in moved:
-                    steps.append(_copy(scratch, buffer, region + index[entry] * size, start + region + entry * size,
-                                       size))
+                    source, target = region + index[entry] * size, start + region + entry * size
+                    steps.append(copy_words(scratch, buffer, source, target, size))
     try:
         run_once(device, steps)
     finally:
         scratch.destroy()
 
 
-def _copy(source: Buffer, target: Buffer, src: int, dst: int, words: int) -> Dispatch:
+def copy_words(source: Buffer, target: Buffer, src: int, dst: int, words: int) -> Dispatch:
+    """Return the copy of ``words`` words from word ``src`` of a buffer to word ``dst`` of another."""
     bindings = (Binding(source, (src, src + words)), Binding(source, (src, src + words)),
                 Binding(target, (dst, dst + words)))
-    push = {"count_index": COUNT_IS_PUSHED, "count": words, "src_offset": src, "dst_offset": dst}
-    return Dispatch(variant("copy"), bindings, push, GROUPS)
+    return Dispatch(variant("copy"), bindings, params.pushed_count(words, src, dst), GROUPS)
 
 
 def read_floats(cache: KVCache, layer: int, lengths: np.ndarray, which: int) -> np.ndarray:
@@ -104,7 +103,7 @@ def _scale_words(cache: KVCache, layer: int, which: int, longest: int) -> np.nda
     start, words = storage.regions(which)[1]
     found = cache.device.buffer(words, "host", "read scales")
     try:
-        run_once(cache.device, [_copy(storage.groups[group][which], found, starts[which] + start, 0, words)])
+        run_once(cache.device, [copy_words(storage.groups[group][which], found, starts[which] + start, 0, words)])
         by_head = found.words[:words].reshape(cache.batch, cache.num_kv_heads, cache.capacity, -1)
         return by_head[:, :, :longest].transpose(0, 2, 1, 3).copy()
     finally:
@@ -117,7 +116,7 @@ def write_layer(cache: KVCache, layer: int, which: int, words: np.ndarray) -> No
     given = cache.device.buffer(words.size, "host", "load")
     try:
         given.words[: words.size] = words
-        run_once(cache.device, [_copy(given, cache.storage.groups[group][which], 0, starts[which], words.size)])
+        run_once(cache.device, [copy_words(given, cache.storage.groups[group][which], 0, starts[which], words.size)])
     finally:
         given.destroy()
 

@@ -17,7 +17,6 @@ from .checks import positive
 if TYPE_CHECKING:
     from .kv_cache import KVCache
 
-
 #: A code of int8 is up to 255 from its zero point.
 MOST_INT8_SCALE = float(np.finfo(np.float32).max) / 255
 
@@ -45,7 +44,7 @@ def load_layer(kind: type[KVCache], pairs: tuple[tuple[Any, Any, Any], ...], dty
                          "num_kv_heads, dim), equal but for dim, at least one token.")
     batch, tokens, heads, head_dim = keys.shape
     if capacity is not None and tokens > positive(capacity, "capacity"):
-        raise CapacityError(f"`key` has {tokens} tokens but `capacity` is {capacity}.")
+        raise CapacityError(f"`key` has {tokens} tokens but `capacity` is {capacity}. Hint: None is enough.")
     cache = kind(batch, heads, tokens if capacity is None else capacity, head_dim, value_dim=values.shape[3],
                  dtype=dtypes[0], value_dtype=dtypes[1], device=device)
     try:

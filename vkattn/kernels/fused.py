@@ -109,7 +109,8 @@ def passes(problem: Problem, info: DeviceInfo) -> tuple[Pass, ...]:
     """Return the one pass; its recording is repeated for each chunk of query rows."""
     kernel = variants(problem, info)[0]
     spec = (int(problem.max_kv_len > PLAIN_KEYS),) if kernel.spec else ()
-    return (Pass(kernel, ("query", "key", "value", "mask", "out", "lse"), spec),)
+    items = row_tiles(problem, problem.max_q_len, block_rows(kernel)) * -(-problem.value_dim // 64)
+    return (Pass(kernel, ("query", "key", "value", "mask", "out", "lse"), spec, most_groups=items),)
 
 
 def scratch_words(problem: Problem, info: DeviceInfo, budget_words: int) -> dict[str, int]:

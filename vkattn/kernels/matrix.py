@@ -159,9 +159,14 @@ def reasons_of(problem: Problem, info: DeviceInfo, fitting: list[Variant]) -> li
     return reasons
 
 
-def one_pass(kernel: Variant) -> tuple[Pass, ...]:
+def one_pass(kernel: Variant, problem: Problem) -> tuple[Pass, ...]:
     """Return the one pass; its recording is repeated for each chunk of query rows."""
-    return (Pass(kernel, TENSORS),)
+    return (Pass(kernel, TENSORS, most_groups=row_tiles(kernel, problem, problem.max_q_len)),)
+
+
+def row_tiles(kernel: Variant, problem: Problem, q_len: int) -> int:
+    """Return how many tiles of query rows there are."""
+    return problem.batch_size * problem.num_kv_heads * -(-q_len * problem.group_size // block_rows(kernel))
 
 
 def block_rows(kernel: Variant) -> int:
@@ -171,9 +176,8 @@ def block_rows(kernel: Variant) -> int:
 
 def cut_of(kernel: Variant, problem: Problem, q_len: int, max_kv_len: int, info: DeviceInfo) -> Cut:
     """Return how the rows of a run are cut so that no dispatch is long."""
-    rows = block_rows(kernel)
-    tiles = problem.batch_size * problem.num_kv_heads * -(-q_len * problem.group_size // rows)
-    work = rows * max(max_kv_len, 1) * 2 * WIDTHS[kernel.axes["width"]]
+    tiles = row_tiles(kernel, problem, q_len)
+    work = block_rows(kernel) * max(max_kv_len, 1) * 2 * WIDTHS[kernel.axes["width"]]
     short = max(1, int(DISPATCH_SECONDS * MULTIPLY_ADDS_PER_SECOND[info.device_type] / work))
     fit = items_that_fit(item_iterations(max_kv_len), info)
     return even_cut(tiles, max(1, min(short, tiles if fit is None else fit, tiles)))
@@ -205,7 +209,7 @@ class Family:
 
     def passes(self, problem: Problem, info: DeviceInfo) -> tuple[Pass, ...]:
         """Return the one pass; its recording is repeated for each chunk of query rows."""
-        return one_pass(self.variants(problem, info)[0])
+        return one_pass(self.variants(problem, info)[0], problem)
 
     def scratch_words(self, problem: Problem, info: DeviceInfo, budget_words: int) -> dict[str, int]:
         """Return no buffer at all: scores stay in the workgroups."""

@@ -64,6 +64,9 @@ HEADER_WORDS = 48
 INDEX = {name: index for index, (name, _) in enumerate(FIELDS)}
 TYPE = dict(FIELDS)
 
+#: Fields that a kernel may have as specialization constants too.
+CONSTANT_SIZES = ("head_vecs", "value_vecs", "out_vecs", "group_size")
+
 #: Bits of ``flags``.
 FLAG_MASK_BITS = 1  # the mask holds one bit per element, 1 = attend
 FLAG_MASK_FLOAT = 2  # the mask holds one float32 per element, added to the score
@@ -82,6 +85,11 @@ WINDOW_OFF = 1 << 30
 def block_words(batch_size: int, num_heads: int) -> int:
     """Return the words of a block for ``batch_size`` sequences and ``num_heads`` query heads."""
     return HEADER_WORDS + 3 * batch_size + 2 * num_heads
+
+
+def pushed_count(count: int, src_offset: int = 0, dst_offset: int = 0) -> dict[str, int]:
+    """Return the push constants with which the copy kernel moves ``count`` words, whatever the params hold."""
+    return {"count_index": COUNT_IS_PUSHED, "count": count, "src_offset": src_offset, "dst_offset": dst_offset}
 
 
 def write_header(words: np.ndarray, values: dict[str, int | float]) -> None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from .. import formats
+from ..caps.model import DeviceInfo
 from ..layout import words_per_vec
 from ..problem import Problem
+from .grid import num_groups
 from .manifest import Variant
 
 VEC4_WORDS = 4
@@ -22,6 +24,7 @@ class Pass:
 
     ``appended`` names tensors that the kernel writes only where it appends new rows to a cache.
     ``pushed`` names the push constant of a tensor where it is not the tensor's own name.
+    ``most_groups`` is how many workgroups have work at most, or None if it is not known: those without cost time too.
     """
 
     kernel: Variant
@@ -29,6 +32,11 @@ class Pass:
     spec: tuple[int, ...] = ()
     pushed: dict[str, str] = field(default_factory=dict, hash=False)
     appended: frozenset[str] = frozenset()
+    most_groups: int | None = None
+
+    def groups(self, info: DeviceInfo) -> int:
+        """Return the workgroups of its dispatch."""
+        return num_groups(info) if self.most_groups is None else min(num_groups(info), self.most_groups)
 
     def base(self, tensor: str) -> str:
         """Return the push constant that says where ``tensor`` starts."""

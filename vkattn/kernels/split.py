@@ -8,25 +8,21 @@ and the last workgroup of a head to finish merges the parts.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ..caps.model import DeviceInfo
 from ..formats import is_plain, variant_axes
-from ..layout import row_quads
+from ..layout import row_quads, row_vecs
 from ..problem import Problem
-from . import matrix, split_matrix
-from .grid import iteration_limit, num_groups
+from . import matrix, split_cut, split_matrix
 from .manifest import Variant, load_manifest, variant
 from .passes import Cut, Pass
+from .split_cut import Shape, filled, keys_per_split, loops_are_too_long, most_splits, num_items, part_words
 from .support import device_reasons
 from .tiers import allowed_tiers
 
 NAME = "split"
-
-#: Parts of one head's keys at most: one workgroup merges them.
-MAX_SPLITS = 128
 
 #: Query rows to a KV head at most; and those up to which it is always preferred, as it reads keys and values but once.
 MAX_ROWS = 256
@@ -46,22 +42,8 @@ UNIT = 16
 #: Invocations of a workgroup of shaders/attn_split_subgroup.comp at least.
 FEWEST_THREADS = 128
 
-#: Invocations of a workgroup on matrix units, where the device allows them, and those that are resident for each of
-#: `split_groups` (their 168 registers let 384 be on a multiprocessor of an NVIDIA H200, which has two of the latter).
+#: Invocations of a workgroup on matrix units, where the device allows them.
 MATRIX_THREADS = 384
-MATRIX_RESIDENT = 192
-
-#: Keys of a split at most, so that rounding stays far below the tolerance: each lane group adds a few hundred terms.
-MAX_KEYS_PER_SPLIT = 8192
-
-
-@dataclass(frozen=True)
-class Shape:
-    """The variant for a problem on a device, the query rows of an item, and the values of specialization constants."""
-
-    kernel: Variant
-    rows: int
-    spec: tuple[int, ...] = ()
 
 
 def shape(problem: Problem, info: DeviceInfo) -> Shape:
@@ -100,7 +82,19 @@ def _shape(problem: Problem, info: DeviceInfo, tiers: frozenset[str]) -> Shape:
     name = f"attn_split_subgroup_{query}_{key}_r{rows}_l{lanes}_q{held}"
     if name not in load_manifest() or device_reasons(variant(name), info):
         return base
-    return Shape(variant(name), rows, (threads(variant(name), info), min(rows, problem.max_q_len * problem.group_size)))
+    used_rows = min(rows, problem.max_q_len * problem.group_size)
+    return Shape(variant(name), rows, (threads(variant(name), info), used_rows, *constant_sizes(problem, info)))
+
+
+def constant_sizes(problem: Problem, info: DeviceInfo) -> tuple[int, int, int, int]:
+    """Return head_vecs, value_vecs, out_vecs and group_size as specialization constants; 0 leaves one to the params.
+
+    A GPU takes 2 to 8 % less with them. On a CPU each set of them would be compiled anew for seconds.
+    """
+    if info.device_type == "cpu":
+        return 0, 0, 0, 0
+    return (-(-problem.head_dim // 4), -(-problem.value_dim // 4), row_vecs(problem.value_dim, problem.out_dtype),
+            problem.group_size)
 
 
 def _lanes_shape(problem: Problem, info: DeviceInfo) -> Shape | None:
@@ -171,7 +165,7 @@ def not_supported_reasons(problem: Problem, info: DeviceInfo) -> list[str]:
     chosen = shape(problem, info)
     if loops_are_too_long(problem, chosen, info):
         items = num_items(problem, chosen.rows, problem.max_q_len)
-        splits = num_splits(items, problem.max_kv_len, filled(chosen, info))
+        splits = split_cut.num_splits(items, problem.max_kv_len, filled(chosen, info))
         reasons.append(f"{items} items in {splits} splits go beyond the 65535 loop iterations of an invocation after "
                        "which llvmpipe ends loops without an error")
     return reasons + device_reasons(chosen.kernel, info)
@@ -193,29 +187,11 @@ def is_passed_over(problem: Problem, info: DeviceInfo) -> bool:
     return problem.max_q_len * problem.group_size > preferred_rows(problem, info)
 
 
-def loops_are_too_long(problem: Problem, chosen: Shape, info: DeviceInfo) -> bool:
-    """Return whether an invocation would go round its loops more often than the device lets it."""
-    limit = iteration_limit(info)
-    if limit is None:
-        return False
-    items = num_items(problem, chosen.rows, problem.max_q_len)
-    splits = num_splits(items, problem.max_kv_len, filled(chosen, info))
-    each, merge = split_iterations(problem, chosen.kernel, splits)
-    taken = -(-items * splits // num_groups(info))
-    return taken * each + min(taken, items) * merge > limit
-
-
-def split_iterations(problem: Problem, kernel: Variant, splits: int) -> tuple[int, int]:
-    """Return the most loop iterations of one split of one item, and those of the merge of an item."""
-    keys = -(-problem.max_kv_len // splits)
-    if kernel.kernel == "attn_split_lanes":  # a block of 32 keys: the keys twice, masks, and the loops around them
-        return 200 + (keys // 32 + 1) * (64 + 16 + 16), 16 * splits
-    return 1000 + (keys // 256 + 1) * (100 + -(-problem.head_dim // 4)), 2 * splits
-
-
 def passes(problem: Problem, info: DeviceInfo) -> tuple[Pass, ...]:
     """Return the one pass; the subgroup form for floats can append the new rows of a cache before it reads them."""
-    return passes_of(shape(problem, info))
+    chosen = shape(problem, info)
+    most = max(items * splits for items, splits in most_splits(problem, chosen, info))
+    return tuple(replace(one, most_groups=most) for one in passes_of(chosen))
 
 
 def passes_of(chosen: Shape) -> tuple[Pass, ...]:
@@ -226,51 +202,13 @@ def passes_of(chosen: Shape) -> tuple[Pass, ...]:
     return (Pass(chosen.kernel, (*tensors, "new_key", "new_value"), chosen.spec, appended=frozenset({"key", "value"})),)
 
 
-def num_items(problem: Problem, rows: int, q_len: int) -> int:
-    """Return the (batch, KV head, chunk of ``rows`` query rows) triples."""
-    return problem.batch_size * problem.num_kv_heads * -(-q_len * problem.group_size // rows)
-
-
-def num_splits(items: int, max_kv_len: int, info: DeviceInfo) -> int:
-    """Return into how many parts the keys of each item go: enough to fill the device, none too long or too short.
-
-    They grow with the root of the keys, since merging them costs time too. Measured on an NVIDIA H200 with 8 KV heads:
-    16 of 16 and 33 were best for 4096 keys, 33 for 16384 and more, where 264 workgroups are resident at once.
-    """
-    tuned = info.tuned
-    wanted = min(tuned.split_groups // max(items, 1), round(math.sqrt(max_kv_len) / tuned.split_root_divisor))
-    wanted = max(wanted, -(-max_kv_len // MAX_KEYS_PER_SPLIT), 1)
-    return min(wanted, MAX_SPLITS, max(max_kv_len, 1))
-
-
-def filled(chosen: Shape, info: DeviceInfo) -> DeviceInfo:
-    """Return ``info`` with the number of workgroups of ``chosen`` that fill the device as `split_groups`."""
-    if chosen.kernel.kernel != split_matrix.KERNEL:
-        return info
-    return _with_groups(info, MATRIX_RESIDENT / chosen.spec[0])
-
-
-@functools.lru_cache(maxsize=64)
-def _with_groups(info: DeviceInfo, factor: float) -> DeviceInfo:
-    return replace(info, tuning=replace(info.tuned, split_groups=int(info.tuned.split_groups * factor)))
-
-
-def part_words(problem: Problem, rows: int) -> int:
-    """Return the words of the state and the row of values that one split of one item leaves."""
-    return rows * (1 + -(-problem.value_dim // 4)) * 4
-
-
 def scratch_words(problem: Problem, info: DeviceInfo, budget_words: int) -> dict[str, int]:
     """Return the words of the parts (for any live lengths within the capacities) and of the ticket counters."""
     chosen = shape(problem, info)
-    rows, fewest, info = chosen.rows, 1 if chosen.kernel.kernel == "attn_split_lanes" else 2, filled(chosen, info)
-    most = 0
-    for q_len in range(1, problem.max_q_len + 1):
-        items = num_items(problem, rows, q_len)
-        splits = num_splits(items, problem.max_kv_len, info)
-        most = max(most, items * splits if splits >= fewest else 0)
-    return {"parts": max(most * part_words(problem, rows), 4),
-            "tickets": num_items(problem, rows, problem.max_q_len)}
+    fewest = 1 if chosen.kernel.kernel == "attn_split_lanes" else 2
+    most = max(items * splits if splits >= fewest else 0 for items, splits in most_splits(problem, chosen, info))
+    return {"parts": max(most * part_words(problem, chosen.rows), 4),
+            "tickets": num_items(problem, chosen.rows, problem.max_q_len)}
 
 
 def cut(problem: Problem, q_len: int, max_kv_len: int, scratch: dict[str, int], info: DeviceInfo) -> Cut:
@@ -281,13 +219,15 @@ def cut(problem: Problem, q_len: int, max_kv_len: int, scratch: dict[str, int], 
 def cutter(problem: Problem, scratch: dict[str, int], info: DeviceInfo) -> Callable[[int, int], Cut]:
     """Return `cut` for live lengths alone, with what does not depend on them found once: a graph asks in every run."""
     chosen = shape(problem, info)
-    rows, info = chosen.rows, filled(chosen, info)
+    rows, info, in_round = chosen.rows, filled(chosen, info), split_cut.round_keys(chosen)
     words = part_words(problem, rows)
 
     def cut_at(q_len: int, max_kv_len: int) -> Cut:
-        items = num_items(problem, rows, q_len)
-        room = scratch["parts"] // (max(items, 1) * words)
-        splits = max(1, min(num_splits(items, max_kv_len, info), room))
-        return Cut({"num_splits": splits, "keys_per_split": -(-max(max_kv_len, 1) // splits)})
+        items, live = num_items(problem, rows, q_len), max(max_kv_len, 1)
+        room = max(scratch["parts"] // (max(items, 1) * words), 1)
+        splits = min(split_cut.num_splits(items, live, info), room)
+        most = min(max(split_cut.splits_at_once(items, live, info), splits), room)
+        keys = keys_per_split(live, splits, most, in_round)
+        return Cut({"num_splits": -(-live // keys), "keys_per_split": keys})
 
     return cut_at

@@ -20,7 +20,7 @@ SUBGROUP = {
 }
 
 #: SPIR-V capability -> the extension that a device must report. Kompute enables the feature of none of them, so a
-#: kernel that uses cooperative matrices is trusted only after a numeric self-test on the device (design.md, Tiers).
+#: kernel that uses cooperative matrices is trusted only after a numeric self-test on the device (docs/kernels.md).
 COOPERATIVE = {
     "CooperativeMatrixKHR": "VK_KHR_cooperative_matrix",
     "CooperativeMatrixReductionsNV": "VK_NV_cooperative_matrix2",

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..cache.move import run_once
+from ..cache.move import copy_words, run_once
 from ..graph.hazards import segments
 from ..graph.memory import Need, Spot, arena_words, padded, place
 from ..graph.node import Binding, Dispatch
@@ -237,10 +237,8 @@ class Assembly:
             staging = self.device.buffer(self._resources[value].words, "host", f"upload of {value.producer}")
             live = view(staging.words, array.shape, value.dtype)
             live.write(array)
-            push = {"count_index": COUNT_IS_PUSHED, "count": live.num_words, "src_offset": 0, "dst_offset": start}
-            bindings = (Binding(staging), Binding(staging), Binding(buffer))
             try:
-                run_once(self.device, [Dispatch(variant("copy"), bindings, push, 64)])
+                run_once(self.device, [copy_words(staging, buffer, 0, start, live.num_words)])
             finally:
                 staging.destroy()
 

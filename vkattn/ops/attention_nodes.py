@@ -17,7 +17,7 @@ from ..layout import check_layout, join_shape, split_shape
 from ..mask import MAX_POSITION, resolve_causal, resolve_window
 from ..validate import causal_window, check_mixture, finite_option, flag_option
 from .cache_nodes import CacheNodes
-from .lower import Tensors, attend, can_append, output_step, softmax_step, weights_step, with_algorithms, with_scores
+from .lower import OUTPUT, SOFTMAX, WEIGHTS, Tensors, attend, can_append, pass_step, with_algorithms, with_scores
 from .selftest import settle
 from .spec import AttentionSpec, check_value
 
@@ -49,7 +49,7 @@ class AttentionNodes(CacheNodes):
             if isinstance(key, CacheValue):
                 self._views[scores] = key
             tensors = self._tensors(query, key, None, mask, scores=self._resources[scores])
-            self._plan.steps.append(weights_step(node, spec, tensors, self.device.info))
+            self._plan.steps.append(pass_step(node, spec, WEIGHTS, tensors, self.device.info))
             return scores
 
     def softmax(self, scores: Value, *, sinks: Any = None, return_lse: bool = False, name: str | None = None) -> Any:
@@ -76,7 +76,7 @@ class AttentionNodes(CacheNodes):
             tensors = self._tensors(None, None, None, None, scores=self._resources[scores])
             if return_lse:
                 tensors = replace(tensors, lse=self._new(lse))
-            self._plan.steps.append(softmax_step(node, spec, tensors, self.device.info))
+            self._plan.steps.append(pass_step(node, spec, SOFTMAX, tensors, self.device.info))
             return (probs, lse) if return_lse else probs
 
     def attn_output(self, probs: Value, value: Value | CacheValue, *, name: str | None = None) -> Value:
@@ -102,7 +102,7 @@ class AttentionNodes(CacheNodes):
                                                spec.value_dim, spec.layout),
                         spec.query_dtype)
             tensors = self._tensors(None, None, value, None, scores=self._resources[probs], out=self._new(out))
-            self._plan.steps.append(output_step(node, spec, tensors, self.device.info))
+            self._plan.steps.append(pass_step(node, spec, OUTPUT, tensors, self.device.info))
             return out
 
     def attention(self, query: Value, key: Value | CacheValue, value: Value | CacheValue, *, mask: Value | None = None,
@@ -127,9 +127,9 @@ class AttentionNodes(CacheNodes):
         """Declare an append to a cache and attention over what is live then; see `vkattn.sdpa_with_kv_cache`."""
         with self._declaring(name, "sdpa_with_kv_cache") as node:
             append, view = self._append_spec(node, cache, key, value, position, layer, layout)
-            unknown = set(options) - {"scale", "softcap", "window", "sinks", "alibi_slopes", "return_lse", "algorithm"}
-            if unknown:
-                raise OptionError(f"{node}: unknown options {sorted(unknown)}.")
+            known = ("scale", "softcap", "window", "sinks", "alibi_slopes", "return_lse", "algorithm")
+            if unknown := sorted(set(options) - set(known)):
+                raise OptionError(f"{node}: unknown options {', '.join(unknown)}; there are: {', '.join(known)}.")
             scale, softcap, window, sinks, slopes, return_lse = (
                 options.get(name, default) for name, default in (
                     ("scale", None), ("softcap", None), ("window", (None, None)), ("sinks", None),

@@ -45,7 +45,7 @@ class GraphBuilder(AttentionNodes):
         if self._is_built:
             raise PlanError("build() was called twice. Hint: make a new GraphBuilder; caches can be shared.")
         if not self._plan.outputs and not self._versions:
-            raise PlanError("the graph has no output and appends to no cache.")
+            raise PlanError("the graph has no output and appends to no cache. Hint: output(name, value) declares one.")
         unused = [name for name, value in self._plan.inputs.items() if value not in self._used]
         unused += [value.producer for value in self._plan.constants if value not in self._used]
         if unused:

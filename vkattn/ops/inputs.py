@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..formats import QuantisedRows, formats_word, pack_stored, stored_strides, stored_words, unit_words
-from ..kernels import params
+from ..formats import QuantisedRows, pack_stored, stored_strides, stored_words, unit_words
+from ..kernels import fields
 from ..kernels.passes import Cut
-from ..layout import pack_into, packed_words, row_vecs, vec_strides
-from ..problem import Options, Problem
+from ..layout import pack_into, packed_words, vec_strides
 from ..validate import Call
 
 
@@ -62,23 +61,11 @@ def write_array(words: np.ndarray, array: np.ndarray | QuantisedRows, dtype: str
 def header(call: Call, cut: Cut, words: dict[str, int]) -> dict[str, int | float]:
     """Return the params header of ``call``; ``words`` holds the live words of query, key, value and mask."""
     problem, options = call.problem, call.options
-    values: dict[str, int | float] = {
-        "batch_size": problem.batch_size,
-        "num_kv_heads": problem.num_kv_heads,
-        "group_size": problem.group_size,
-        "q_len": options.q_len,
+    values = fields.sizes(problem, options.q_len) | fields.score(options.scale, options.softcap, options.window)
+    values |= {
         "max_kv_len": int(options.kv_len.max(initial=0)),
-        "head_vecs": -(-problem.head_dim // 4),
-        "value_vecs": -(-problem.value_dim // 4),
-        "out_vecs": row_vecs(problem.value_dim, problem.out_dtype),
-        "flags": flags(problem, options),
-        "formats": formats_word(problem.query_dtype, problem.key_dtype, problem.value_dtype),
-        "scale": options.scale,
-        "softcap": options.softcap or 0.0,
-        "window_left": params.WINDOW_OFF if options.window[0] is None else options.window[0],
-        "window_right": params.WINDOW_OFF if options.window[1] is None else options.window[1],
-        "key_offset": 0,
-        "value_offset": 0,
+        "flags": fields.flags(problem.mask, has_alibi=options.alibi_slopes is not None,
+                              has_sinks=options.sinks is not None, return_lse=options.return_lse),
         "q_words": words["query"],
         "k_words": words["key"],
         "v_words": words["value"],
@@ -92,16 +79,7 @@ def header(call: Call, cut: Cut, words: dict[str, int]) -> dict[str, int | float
         ("k", stored_strides(*keys, problem.head_dim, problem.key_dtype, unit, layout)),
         ("v", stored_strides(*keys, problem.value_dim, problem.value_dtype, unit, layout)),
         ("out", vec_strides(*queries, problem.value_dim, problem.out_dtype, layout)),
+        ("mask", mask_strides(call.mask)),
     ):
-        values |= {f"{name}_stride_{axis}": s for axis, s in zip(("batch", "head", "row"), strides, strict=True)}
-    axes = ("batch", "head", "row", "col")
-    values |= {f"mask_stride_{axis}": s for axis, s in zip(axes, mask_strides(call.mask), strict=True)}
+        values |= fields.strides(name, strides)
     return values
-
-
-def flags(problem: Problem, options: Options) -> int:
-    """Return the bits of the params word ``flags``."""
-    bits = {None: 0, "bool": params.FLAG_MASK_BITS, "float32": params.FLAG_MASK_FLOAT}[problem.mask]
-    bits |= params.FLAG_ALIBI if options.alibi_slopes is not None else 0
-    bits |= params.FLAG_SINKS if options.sinks is not None else 0
-    return bits | (params.FLAG_LSE if options.return_lse else 0)

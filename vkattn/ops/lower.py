@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ..cache.append import append_kernel
+from ..cache.append import append_groups, append_kernel
 from ..caps.model import DeviceInfo
 from ..dispatch import by_name, choose
 from ..errors import NoKernelError
@@ -14,14 +14,14 @@ from ..graph.steps import Base, Resource, Step
 from ..graph.values import capacity
 from ..kernels import split
 from ..kernels.grid import num_groups
-from ..kernels.manifest import variant
-from ..kernels.passes import unit_words
-from ..kernels.three_pass import MULTIPLY_ADDS_PER_SECOND, tiles_that_fit, variants
+from ..kernels.passes import Pass, unit_words
+from ..kernels.three_pass import MULTIPLY_ADDS_PER_SECOND, passes, tiles_that_fit
 from ..layout import words_per_vec
 from ..problem import Problem
 from .spec import AttentionSpec, short_problem
 
-VEC4_WORDS = 4
+#: The three passes, in the order of `three_pass.passes`.
+WEIGHTS, SOFTMAX, OUTPUT = range(3)
 
 
 @dataclass(frozen=True)
@@ -84,18 +84,22 @@ def attend(node: str, spec: AttentionSpec, tensors: Mapping[str, Resource], info
         module, problem = by_name(name), spec.problem_of(name)
         mode = ("short", "long")[index] if len(spec.algorithms) > 1 else ""
         chunks = module.cut(problem, problem.max_q_len, problem.max_kv_len, dict(spec.scratch), info).num_chunks
-        passes = module.passes(problem, info)
-        seconds = multiply_adds(problem) / MULTIPLY_ADDS_PER_SECOND[info.device_type] / (chunks * len(passes))
+        parts = module.passes(problem, info)
+        seconds = multiply_adds(problem) / MULTIPLY_ADDS_PER_SECOND[info.device_type] / (chunks * len(parts))
         for chunk in range(chunks):
-            for one in passes:
+            for one in parts:
                 resources = tuple(tensors[tensor] for tensor in ("params", *one.tensors))
-                bases = tuple(Base(one.base(tensor), at, unit_words(tensor, problem))
-                              for at, tensor in enumerate(one.tensors, start=1))
                 push = {"chunk": chunk} if "chunk" in one.kernel.push else {}
                 unwritten = frozenset() if spec.appends else one.appended
-                steps.append(Step(node, one.kernel, resources, bases, spec, push, num_groups(info), chunk, mode,
-                                  one.spec, unwritten=unwritten, seconds=seconds))
+                steps.append(Step(node, one.kernel, resources, bases_of(one, problem), spec, push, one.groups(info),
+                                  chunk, mode, one.spec, unwritten=unwritten, seconds=seconds))
     return steps
+
+
+def bases_of(one: Pass, problem: Problem) -> tuple[Base, ...]:
+    """Return the push constants that tell a pass where each of its tensors starts."""
+    return tuple(Base(one.base(tensor), at, unit_words(tensor, problem))
+                 for at, tensor in enumerate(one.tensors, start=1))
 
 
 def multiply_adds(problem: Problem) -> int:
@@ -111,30 +115,11 @@ def can_append(spec: AttentionSpec, info: DeviceInfo) -> bool:
     return bool(first.appended) and spec.new_dtype == spec.query_dtype
 
 
-def weights_step(node: str, spec: AttentionSpec, tensors: Tensors, info: DeviceInfo, chunk: int = 0) -> Step:
-    """Return pass 1."""
-    kernel, _, _ = variants(spec.problem)
-    bases = (Base("query_base", 1, words_per_vec(spec.query_dtype)),
-             Base("key_base", 2, unit_words("key", spec.problem)), Base("mask_base", 3, 1),
-             Base("scores_base", 4, VEC4_WORDS))
-    resources = (tensors.params, tensors.query, tensors.key, tensors.mask, tensors.scores)
-    return Step(node, kernel, resources, bases, spec, {"chunk": chunk}, num_groups(info), chunk)
-
-
-def softmax_step(node: str, spec: AttentionSpec, tensors: Tensors, info: DeviceInfo, chunk: int = 0) -> Step:
-    """Return pass 2."""
-    bases = (Base("scores_base", 1, VEC4_WORDS), Base("lse_base", 2, 1))
-    resources = (tensors.params, tensors.scores, tensors.lse)
-    return Step(node, variant("attn_softmax"), resources, bases, spec, {"chunk": chunk}, num_groups(info), chunk)
-
-
-def output_step(node: str, spec: AttentionSpec, tensors: Tensors, info: DeviceInfo, chunk: int = 0) -> Step:
-    """Return pass 3."""
-    _, _, kernel = variants(spec.problem)
-    bases = (Base("probs_base", 1, VEC4_WORDS), Base("value_base", 2, unit_words("value", spec.problem)),
-             Base("out_base", 3, words_per_vec(spec.query_dtype)))
-    resources = (tensors.params, tensors.scores, tensors.value, tensors.out)
-    return Step(node, kernel, resources, bases, spec, {"chunk": chunk}, num_groups(info), chunk)
+def pass_step(node: str, spec: AttentionSpec, number: int, tensors: Tensors, info: DeviceInfo) -> Step:
+    """Return one of the three passes by itself: `WEIGHTS`, `SOFTMAX` or `OUTPUT`."""
+    one = passes(spec.problem)[number]
+    resources = tuple(getattr(tensors, name) for name in ("params", *one.tensors))
+    return Step(node, one.kernel, resources, bases_of(one, spec.problem), spec, {"chunk": 0}, num_groups(info))
 
 
 def append_step(node: str, spec: AttentionSpec, new: tuple[Resource, Resource], cache: tuple[Resource, Resource],
@@ -144,4 +129,6 @@ def append_step(node: str, spec: AttentionSpec, new: tuple[Resource, Resource], 
     new_unit, unit = words_per_vec(spec.new_dtype), unit_words("key", spec.problem)
     bases = (Base("new_key_base", 1, new_unit), Base("new_value_base", 2, new_unit), Base("key_base", 3, unit),
              Base("value_base", 4, unit))
-    return Step(node, kernel, (params, *new, *cache), bases, spec, {}, min(num_groups(info), 256), mode=mode)
+    rows = spec.batch_size * spec.num_kv_heads * capacity(spec.new_len)
+    groups = append_groups(rows, (spec.head_dim, spec.value_dim), (spec.key_dtype, spec.stored_value_dtype))
+    return Step(node, kernel, (params, *new, *cache), bases, spec, {}, min(num_groups(info), groups, 256), mode=mode)

@@ -6,7 +6,7 @@ params block, so one plan serves any shapes within its capacities, and the recor
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 
 import numpy as np
@@ -16,9 +16,7 @@ from ..errors import CapacityError
 from ..graph.hazards import segments
 from ..graph.node import Binding, Dispatch
 from ..kernels import params
-from ..kernels.grid import num_groups
 from ..kernels.manifest import variant
-from ..kernels.params import COUNT_IS_PUSHED
 from ..kernels.passes import Cut, Pass
 from ..kernels.three_pass import CHUNKS_PER_SUBMISSION
 from ..layout import packed_words, unpack
@@ -31,7 +29,6 @@ from .inputs import array_words, header, mask_words, write_array, write_mask
 MAX_MASK_BITS = 1 << 32
 
 INPUTS = ("query", "key", "value", "mask")
-
 
 #: Over what a call may be split where one head of one batch entry is too large, by the array that is.
 _ROWS, _KEYS = ", or over query rows", ", or over keys, and join the parts with vkattn.merge_states"
@@ -123,15 +120,14 @@ def plan_key(call: Call, device: Device, algorithm: ModuleType) -> tuple[PlanKey
     scratch = {name: min(bucket(count), budget if name == "scores" else room, room) for name, count in needed.items()}
     cut = algorithm.cut(problem, q_len, max_kv_len, scratch, device.info)
     capacities = {name: min(bucket(count), room) for name, count in words.items()}
-    passes = algorithm.passes(problem, device.info)
+    passes = tuple(replace(one, most_groups=None) for one in algorithm.passes(problem, device.info))  # for any size
     return PlanKey(algorithm.NAME, passes, **capacities, scratch=tuple(sorted(scratch.items())),
                    chunks=1 << (max(cut.num_chunks, 1) - 1).bit_length()), cut
 
 
 def params_copy(num_words: int) -> tuple[dict[str, int], int]:
     """Return the push constants and the workgroups of a copy of that many words of params."""
-    push = {"count_index": COUNT_IS_PUSHED, "count": num_words, "src_offset": 0, "dst_offset": 0}
-    return push, max(1, min(-(-num_words // 64), 512))
+    return params.pushed_count(num_words), max(1, min(-(-num_words // 64), 512))
 
 
 class AttentionPlan:
@@ -176,15 +172,14 @@ class AttentionPlan:
 
     def _passes(self, buffers: dict[str, Buffer]) -> list[Dispatch]:
         """Return the algorithm's dispatches, once for each chunk of query rows."""
-        groups = num_groups(self.device.info)
         buffers = buffers | dict.fromkeys(("new_key", "new_value"), buffers["params"])  # nothing is appended here
         dispatches = []
         for chunk in range(self.key.chunks):
             for one in self.key.passes:
                 bindings = tuple(Binding(buffers[name]) for name in ("params", *one.tensors))
                 push = {name: chunk if name == "chunk" else 0 for name in one.kernel.push}
-                dispatches.append(Dispatch(one.kernel, bindings, push, groups, chunk // CHUNKS_PER_SUBMISSION,
-                                           spec=one.spec, unwritten=one.appended))
+                dispatches.append(Dispatch(one.kernel, bindings, push, one.groups(self.device.info),
+                                           chunk // CHUNKS_PER_SUBMISSION, spec=one.spec, unwritten=one.appended))
         return dispatches
 
     @property

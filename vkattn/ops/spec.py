@@ -16,11 +16,10 @@ from ..cache.append import cache_fields, new_row_fields
 from ..cache.storage import CacheStorage
 from ..caps.model import DeviceInfo
 from ..errors import OptionError, PlanError
-from ..formats import formats_word
 from ..graph.values import CacheValue, Position, Shape, Size, Value, capacity, live, lives
-from ..kernels import params
+from ..kernels import fields
 from ..kernels.three_pass import Chunking, chunking
-from ..layout import row_vecs, vec_strides
+from ..layout import vec_strides
 from ..mask import Window
 from ..problem import Problem
 
@@ -89,33 +88,14 @@ class AttentionSpec:
     @property
     def flags(self) -> int:
         """The params word ``flags``."""
-        bits = 0 if self.mask_dtype is None else (
-            params.FLAG_MASK_BITS if self.mask_dtype == "bool" else params.FLAG_MASK_FLOAT)
-        bits |= params.FLAG_ALIBI if self.alibi_slopes is not None else 0
-        bits |= params.FLAG_SINKS if self.sinks is not None else 0
-        bits |= params.FLAG_APPEND if self.appends else 0
-        return bits | (params.FLAG_LSE if self.return_lse else 0)
+        return fields.flags(self.mask_dtype, has_alibi=self.alibi_slopes is not None,
+                            has_sinks=self.sinks is not None, return_lse=self.return_lse, appends=self.appends)
 
     def header(self, dims: Dims) -> dict[str, int | float]:
         """Return the header words that depend on ``dims`` alone."""
         q_len = live(self.q_len, dims)
-        values: dict[str, int | float] = {
-            "batch_size": self.batch_size,
-            "num_kv_heads": self.num_kv_heads,
-            "group_size": self.num_heads // self.num_kv_heads,
-            "q_len": q_len,
-            "head_vecs": -(-self.head_dim // 4),
-            "value_vecs": -(-self.value_dim // 4),
-            "out_vecs": row_vecs(self.value_dim, self.query_dtype) if self.value_dim else 0,
-            "flags": self.flags,
-            "formats": formats_word(self.query_dtype, self.key_dtype, self.stored_value_dtype, self.new_dtype),
-            "scale": self.scale,
-            "softcap": self.softcap or 0.0,
-            "window_left": params.WINDOW_OFF if self.window[0] is None else self.window[0],
-            "window_right": params.WINDOW_OFF if self.window[1] is None else self.window[1],
-            "key_offset": 0,
-            "value_offset": 0,
-        }
+        values = fields.sizes(self.problem, q_len, self.new_dtype)
+        values |= fields.score(self.scale, self.softcap, self.window) | {"flags": self.flags}
         values |= self._strides("q", self.num_heads, q_len, self.head_dim, self.query_dtype)
         values |= self._strides("out", self.num_heads, q_len, self.value_dim, self.query_dtype)
         if self.storage is None:
@@ -129,8 +109,7 @@ class AttentionSpec:
         return values | self._mask_strides(dims)
 
     def _strides(self, name: str, heads: int, tokens: int, dim: int, dtype: str) -> dict[str, int]:
-        strides = vec_strides(heads, tokens, dim, dtype, self.layout) if dim else (0, 0, 0)
-        return {f"{name}_stride_{axis}": s for axis, s in zip(("batch", "head", "row"), strides, strict=True)}
+        return fields.strides(name, vec_strides(heads, tokens, dim, dtype, self.layout))
 
     def _mask_strides(self, dims: Dims) -> dict[str, int]:
         if self.mask_shape is None:
@@ -139,8 +118,7 @@ class AttentionSpec:
         sizes = (1,) * (4 - len(sizes)) + sizes
         row = -(-sizes[3] // 32) * 32 if self.mask_dtype == "bool" else -(-sizes[3] // 4) * 4
         strides = (sizes[1] * sizes[2] * row, sizes[2] * row, row, 1)
-        return {f"mask_stride_{axis}": 0 if size == 1 else stride
-                for axis, size, stride in zip(("batch", "head", "row", "col"), sizes, strides, strict=True)}
+        return fields.strides("mask", [0 if size == 1 else stride for size, stride in zip(sizes, strides, strict=True)])
 
     def lengths(self, dims: Dims, scalars: Scalars) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return (kv_len, q_offset, input_pos) of this run, int64 ``[batch_size]`` each."""

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import NamedTuple, overload
 
+from ..errors import OptionError
+
 
 class Span(NamedTuple):
     """One dispatch: the node of the graph that it belongs to, its kernel variant, nanoseconds on the device."""
@@ -39,7 +41,7 @@ class Timings(Sequence[Span]):
     def median_of(cls, runs: Sequence[Timings]) -> Timings:
         """Return each dispatch's median over ``runs`` of one recording; the total is then the sum of the medians."""
         if len({tuple(span[:2] for span in run) for run in runs}) != 1:
-            raise ValueError("`runs` must be timings of one recording, at least one of them.")
+            raise OptionError("`runs` must be timings of one recording, at least one of them.")
         return cls(same[0]._replace(nanoseconds=median(span.nanoseconds for span in same))
                    for same in zip(*runs, strict=True))
 

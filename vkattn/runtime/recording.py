@@ -18,7 +18,7 @@ from ..errors import ClosedError, DeviceError
 from ..graph.hazards import split_at_regions
 from ..graph.node import Binding, Dispatch
 from ..kernels.manifest import variant
-from ..kernels.params import COUNT_IS_PUSHED
+from ..kernels.params import pushed_count
 from .pipeline import Pipelines
 from .ticks import check_timestamps, spans_ns
 
@@ -41,10 +41,8 @@ class Recording:
         self._canary_pipelines = Pipelines(device)
         self._run_number = 0
         self._timed: list[tuple[Any, list[str | None]]] = []
-        copy = variant("copy")
         canary = Binding(self._canary)
-        self._last = Dispatch(copy, (canary, canary, canary), {
-            "count_index": COUNT_IS_PUSHED, "count": 1, "src_offset": 0, "dst_offset": 1})
+        self._last = Dispatch(variant("copy"), (canary, canary, canary), pushed_count(1, dst_offset=1))
         self._sequences: list[Any] = []
         try:
             for group in self._grouped():

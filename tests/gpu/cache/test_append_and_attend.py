@@ -12,18 +12,17 @@ from tests.caches import GUARD, poison
 from tests.fakes import with_tuning
 from tests.graphs import Decoder
 from tests.tolerance import assert_matches_oracle
+from tests.ways import splits_of
 from vkattn import Dim, GraphBuilder, KVCache
 from vkattn.dtypes import numpy_dtype
-from vkattn.kernels import split
+from vkattn.kernels import split_cut
 from vkattn.runtime.device import Device
 
 
-@pytest.fixture(params=[None, 1, 3, split.MAX_SPLITS], ids=lambda count: f"splits-{count}")
-def own_device(request: pytest.FixtureRequest, device: Device, monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
+@pytest.fixture(params=[None, 1, 3, split_cut.MAX_SPLITS], ids=lambda count: f"splits-{count}")
+def own_device(request: pytest.FixtureRequest, device: Device) -> Iterator[Device]:
     """A device that takes the subgroup form, with some number of splits."""
-    if request.param is not None:
-        monkeypatch.setattr(split, "num_splits", lambda items, max_kv_len, info: min(request.param, max(max_kv_len, 1)))
-    with Device(device.info.index) as opened:
+    with splits_of(request.param), Device(device.info.index) as opened:
         opened.info = with_tuning(opened.info, split_subgroups=True)
         yield opened
 

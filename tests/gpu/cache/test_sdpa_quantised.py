@@ -12,9 +12,9 @@ import vkattn
 from tests.caches import Session, assert_holds
 from tests.emulated import forced
 from tests.fakes import with_tuning
+from tests.ways import splits_of
 from vkattn import GraphBuilder, KVCache
 from vkattn.formats import QUANTISED
-from vkattn.kernels import split
 from vkattn.runtime.device import Device
 
 PAIRS = [*((name, name) for name in QUANTISED), ("int8", "float16")]
@@ -103,7 +103,7 @@ def test_what_a_gpu_decodes_with(device: Device, rng: np.random.Generator, monke
                                  dtype: str, by: str) -> None:
     """Several splits, empty ones too, and a mask that closes rows with NaN for scales; matrix units are emulated."""
     monkeypatch.setenv("VKATTN_TIERS", "base,subgroup")  # not the units of the device itself, where it has some
-    with forced(f"{dtype}_d64") if by == "matrix units" else nullcontext():
+    with forced(f"{dtype}_d64") if by == "matrix units" else nullcontext(), splits_of(5):
         _decode(device, rng, monkeypatch, dtype, "emulated" if by == "matrix units" else "attn_split_quant_subgroup_")
 
 
@@ -111,7 +111,6 @@ def _decode(device: Device, rng: np.random.Generator, monkeypatch: pytest.Monkey
     monkeypatch.setattr(device, "info", with_tuning(device.info, split_subgroups=True))
     wide = min(8 * device.info.subgroup_size, 60 if kernel == "emulated" else 100)
     made = made_session(device, rng, (dtype, dtype), dims=(wide, min(wide, 50)), heads=(10, 2), capacity=150)
-    monkeypatch.setattr(split, "num_splits", lambda items, max_kv_len, info: min(5, max(max_kv_len, 1)))
     builder = GraphBuilder(device)
     cache = made.cache
     query, key, value = (builder.input(name, (2, 1, heads, dim), "float32") for name, heads, dim in (

@@ -11,7 +11,8 @@ import pytest
 import vkattn
 from tests.fakes import with_tuning
 from tests.tolerance import assert_matches_oracle
-from vkattn.kernels import split
+from tests.ways import splits_of
+from vkattn.kernels import split_cut
 from vkattn.ops import plan
 from vkattn.runtime.device import Device
 
@@ -42,18 +43,13 @@ def draw(rng: np.random.Generator, size: tuple[int, ...], dtype: Any = np.float3
     return [(2 * rng.standard_normal(shape, np.float32)).astype(dtype) for shape in shapes]
 
 
-def force_splits(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    monkeypatch.setattr(split, "num_splits", lambda items, max_kv_len, info: min(count, max(max_kv_len, 1)))
-
-
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_against_the_oracle(own_device: Device, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch,
-                            size: tuple[int, ...]) -> None:
+def test_against_the_oracle(own_device: Device, rng: np.random.Generator, size: tuple[int, ...]) -> None:
     inputs = draw(rng, size)
-    for count in (1, 2, 7, split.MAX_SPLITS):
-        force_splits(monkeypatch, count)
+    for count in (None, 1, 2, 7, split_cut.MAX_SPLITS):
         for options in ({}, {"causal": "bottom_right", "sinks": np.linspace(-2, 9, size[1])}):
-            out, lse = vkattn.attention(*inputs, algorithm="split", return_lse=True, device=own_device, **options)
+            with splits_of(count):
+                out, lse = vkattn.attention(*inputs, algorithm="split", return_lse=True, device=own_device, **options)
             assert_matches_oracle(out, *inputs, lse=lse, **options)
 
 
@@ -67,16 +63,15 @@ def test_half_types(own_device: Device, rng: np.random.Generator, dtype: str) ->
     assert_matches_oracle(out, *inputs, lse=lse)
 
 
-def test_masks_and_windows_and_empty_splits(own_device: Device, rng: np.random.Generator,
-                                            monkeypatch: pytest.MonkeyPatch) -> None:
+def test_masks_and_windows_and_empty_splits(own_device: Device, rng: np.random.Generator) -> None:
     """Batch entries of very different lengths: most splits of the shorter ones are empty."""
     inputs = draw(rng, (3, 4, 2, 2, 700, 16, 20))
     mask = rng.random((3, 1, 2, 700)) < 0.5
     mask[1] = False
-    force_splits(monkeypatch, 16)
     options: dict[str, Any] = {"kv_len": [700, 90, 3], "causal": "bottom_right", "mask": mask, "window": (400, None),
                                "softcap": 9.0, "alibi_slopes": np.array([0.5, 0.1, 0, 0.01], np.float32)}
-    out, lse = vkattn.attention(*inputs, algorithm="split", return_lse=True, device=own_device, **options)
+    with splits_of(16):
+        out, lse = vkattn.attention(*inputs, algorithm="split", return_lse=True, device=own_device, **options)
     assert_matches_oracle(out, *inputs, lse=lse, **options)
     assert (out[1] == 0).all()
 
@@ -98,14 +93,14 @@ def test_what_must_not_be_read_has_no_effect(own_device: Device, rng: np.random.
                                   clean)
 
 
-def test_counters_are_ready_for_the_next_run_and_bits_do_not_change(own_device: Device, rng: np.random.Generator,
-                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
-    force_splits(monkeypatch, 9)
+def test_counters_are_ready_for_the_next_run_and_bits_do_not_change(own_device: Device,
+                                                                    rng: np.random.Generator) -> None:
     inputs = draw(rng, (1, 4, 2, 1, 288, 32, 32))
-    first = vkattn.attention(*inputs, algorithm="split", device=own_device)
-    assert_matches_oracle(first, *inputs)
-    for _ in range(200):
-        np.testing.assert_array_equal(vkattn.attention(*inputs, algorithm="split", device=own_device), first)
+    with splits_of(9):
+        first = vkattn.attention(*inputs, algorithm="split", device=own_device)
+        assert_matches_oracle(first, *inputs)
+        for _ in range(200):
+            np.testing.assert_array_equal(vkattn.attention(*inputs, algorithm="split", device=own_device), first)
 
 
 def test_many_equal_weights(own_device: Device) -> None:

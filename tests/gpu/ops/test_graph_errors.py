@@ -134,7 +134,7 @@ NODE: dict[str, Case] = {
                                                                       name="my_node"), CapacityError, "^my_node: "),
     "unknown option": (lambda d: d.builder.sdpa_with_kv_cache(d.q, d.k, d.k, d.cache, d.at, layer=1, dropout=0.1,
                                                               name="my_node"), OptionError,
-                       r"^my_node: unknown options \['dropout'\]"),
+                       r"^my_node: unknown options dropout; there are: scale, softcap"),
     "half query": (lambda d: d.builder.sdpa_with_kv_cache(d.half, d.k, d.k, d.cache, d.at, layer=1, name="my_node"),
                    DTypeError, "^my_node: `query` is float16 but `key` is float32"),
     "softmax of a tensor": (lambda d: d.builder.softmax(d.q, name="my_node"), PlanError,
