@@ -28,15 +28,15 @@
     }
 #endif
 
-// Queries of matrices 2 pair and 2 pair + 1.
-#define QUERIES(pair, even_step, odd_step)                          \
-    RIGHT even_step, odd_step;                                      \
-    {                                                               \
-        uvec4 words = query_words[(pair) * 32u + LANE + (j0 >> 31)]; \
-        PUT(even_step, 0, halves(words.x))                          \
-        PUT(even_step, 2, halves(words.y))                          \
-        PUT(odd_step, 0, halves(words.z))                           \
-        PUT(odd_step, 2, halves(words.w))                           \
+// Queries of steps 2 pair and 2 pair + 1. The place depends on j0, or they would be read once, into registers.
+#define QUERIES(pair, even_step, odd_step)                              \
+    RIGHT even_step, odd_step;                                          \
+    {                                                                   \
+        uvec4 words = query_words[(pair) * 32u + LANE + (j0 >> 31)];    \
+        PUT(even_step, 0, halves(words.x))                              \
+        PUT(even_step, 2, halves(words.y))                              \
+        PUT(odd_step, 0, halves(words.z))                               \
+        PUT(odd_step, 2, halves(words.w))                               \
     }
 
 // Goes through the keys [begin, end); `plain` if nothing but the scale applies to their scores.

@@ -110,16 +110,21 @@ uint value_row(uint j0, uint i, uint end) { return min(j0 + t() + 4u * (i / 2u) 
 #define FETCH_VALUE_UNITS(n, j0)            \
     UNROLL for (uint i = 0u; i < 4u; ++i)   \
         v.unit[i * VALUE_UNITS + (n)] = value_unit(v_source, value_row(j0, i, end), n);
-#define FETCH_SCALES(held, scales, source, j0)                                  \
-    UNROLL for (uint h = 0u; h < 2u; ++h) {                                     \
+#define FETCH_SCALE(held, scales, source, h, j0)                                \
         held.scale[h] = scales[SCALE_WORD(source, key_row(j0, h, end)) >> 1];   \
-        held.is_second[h] = IS_SECOND(source, key_row(j0, h, end));             \
+        held.is_second[h] = IS_SECOND(source, key_row(j0, h, end));
+#define FETCH_SCALES(held, scales, source, j0) \
+    UNROLL for (uint h = 0u; h < 2u; ++h) { FETCH_SCALE(held, scales, source, h, j0) }
+#define FETCH_KEYS(j0)                                                                      \
+    UNROLL for (uint h = 0u; h < 2u; ++h) {                                                 \
+        UNROLL for (uint n = 0u; n < KEY_UNITS; ++n)                                        \
+            k.unit[h * KEY_UNITS + n] = key_unit(k_source, key_row(j0, h, end), n);         \
+        FETCH_SCALE(k, key_scales, k_source, h, j0)                                         \
     }
-#define FETCH_KEYS(j0)                                                              \
-    UNROLL for (uint n = 0u; n < KEY_UNITS; ++n) { FETCH_KEY_UNITS(n, j0) }         \
-    FETCH_SCALES(k, key_scales, k_source, j0)
-#define FETCH_VALUES(j0)                                                            \
-    UNROLL for (uint n = 0u; n < VALUE_UNITS; ++n) { FETCH_VALUE_UNITS(n, j0) }     \
+#define FETCH_VALUES(j0)                                                                    \
+    UNROLL for (uint i = 0u; i < 4u; ++i)                                                   \
+        UNROLL for (uint n = 0u; n < VALUE_UNITS; ++n)                                      \
+            v.unit[i * VALUE_UNITS + n] = value_unit(v_source, value_row(j0, i, end), n);   \
     FETCH_SCALES(v, value_scales, v_source, j0)
 
 // Which vec of a query belongs to matrix i, and which vec of the output to matrices 2 b and 2 b + 1.
