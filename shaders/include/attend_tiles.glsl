@@ -92,25 +92,24 @@
 #if defined(BLOCKS)
         // Row g / 2 of the weights as columns g: the leading bits where g is even, else the rest, of keys t, t + 8 and t + 4,
         // t + 12. All blocks at once, by way of the subgroup's own part of `sums`.
-        uvec4 near_words = uvec4(0u), far_words = uvec4(0u);
+        uvec4 high_words = uvec4(0u), rest_words = uvec4(0u);
         UNROLL for (uint b = 0u; b < WORDS; ++b) {
             vec2 whole = vec2(w[2u * b], w[2u * b + 1u]), high = leading(whole);
-            near_words[b] = half_bits_of(rounded(high));
-            far_words[b] = half_bits_of(rounded(whole - high));
+            high_words[b] = half_bits_of(rounded(high));
+            rest_words[b] = half_bits_of(rounded(whole - high));
         }
         uint put = SUBGROUP * WIDTH + 16u * t() + 2u * g(), get = SUBGROUP * WIDTH + 16u * (g() / 2u) + 2u * t() + g() % 2u;
         subgroupBarrier();
-        sums[put] = uintBitsToFloat(near_words);
-        sums[put + 1u] = uintBitsToFloat(far_words);
+        sums[put] = uintBitsToFloat(high_words);
+        sums[put + 1u] = uintBitsToFloat(rest_words);
         subgroupMemoryBarrierShared();
         subgroupBarrier();
-        near_words = floatBitsToUint(sums[get]);
-        far_words = floatBitsToUint(sums[get + 8u]);
+        uvec4 near_pair = floatBitsToUint(sums[get]), far_pair = floatBitsToUint(sums[get + 8u]);
         UNROLL for (uint b = 0u; b < WORDS; ++b) {
             if (b >= v_source.live) continue;
             RIGHT weights;
-            PUT(weights, 0, halves(near_words[b]))
-            PUT(weights, 2, halves(far_words[b]))
+            PUT(weights, 0, halves(near_pair[b]))
+            PUT(weights, 2, halves(far_pair[b]))
 #else
         uint from = 4u * t() + g() / 2u;
         bool even = (g() & 1u) == 0u;
