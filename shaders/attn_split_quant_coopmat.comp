@@ -7,7 +7,8 @@
 //           keys on its own: keys by queries, weights, values by weights, with the next ones on the way. Invocation
 //           4 g + t has the scores of keys g and g + 8, the state and the sums of row t
 // Spec      THREADS: invocations of a workgroup; FULL_ROWS: 1 if head_dim and value_dim are WIDTH, so that places in a
-//           row are constants; GROUP_SIZE: as in the params block, or 0
+//           row are constants. BATCH_SIZE, NUM_KV_HEADS, GROUP_SIZE, Q_LEN, HEAD_VECS, VALUE_VECS, OUT_VECS: as in the
+//           params block, or 0
 // Push      params_base (words); query_base, out_base (vecs); key_base, value_base (quads); mask_base, tickets_base,
 //           lse_base (words); parts_base (vec4s)
 // Bounds    only keys in the union of the rows' visible ranges are read, and scales of those. An empty split contributes
@@ -30,7 +31,14 @@
 layout(local_size_x = 128, local_size_x_id = 0) in;
 layout(constant_id = 0) const uint THREADS = 128u;
 layout(constant_id = 1) const uint FULL_ROWS = 0u;
-layout(constant_id = 2) const uint GROUP_SIZE = 0u;
+layout(constant_id = 2) const uint BATCH_SIZE = 0u;  // these seven 0: what the params block says
+layout(constant_id = 3) const uint NUM_KV_HEADS = 0u;
+layout(constant_id = 4) const uint GROUP_SIZE = 0u;
+layout(constant_id = 5) const uint Q_LEN = 0u;
+layout(constant_id = 6) const uint HEAD_VECS = 0u;
+layout(constant_id = 7) const uint VALUE_VECS = 0u;
+layout(constant_id = 8) const uint OUT_VECS = 0u;
+#define CONSTANT_SIZES
 const bool FULL = FULL_ROWS != 0u;
 layout(push_constant) uniform Push {
     uint params_base;
@@ -80,8 +88,6 @@ layout(push_constant) uniform Push {
 #define VALUE_WORD(v, i, b) v.unit[(i) * VALUE_UNITS + (b)]
 #endif
 
-const uint HEAD_VECS = FULL_ROWS * (WIDTH / 4u), VALUE_VECS = HEAD_VECS, OUT_VECS = HEAD_VECS;
-#define CONSTANT_SIZES
 #include "params.glsl"
 layout(set = 0, binding = 1) restrict readonly buffer Query { QUERY query[]; };
 layout(set = 0, binding = 2) restrict readonly buffer Key { KEY_UNIT key[]; };

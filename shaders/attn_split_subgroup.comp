@@ -11,7 +11,7 @@
 //           on the way before the first is used. The ROWS x IN_FLIGHT scores are summed so that each invocation is
 //           left with ELEMENTS of them, weighs those, and hands the weights round
 // Spec      THREADS: invocations of a workgroup, 128 or 256. USED_ROWS: rows of an item that there are, at most ROWS.
-//           HEAD_VECS, VALUE_VECS, OUT_VECS, GROUP_SIZE: as in the params block, or 0
+//           BATCH_SIZE, NUM_KV_HEADS, GROUP_SIZE, Q_LEN, HEAD_VECS, VALUE_VECS, OUT_VECS: as in the params block, or 0
 // Push      params_base (words); query_base, key_base, value_base, out_base (vecs); mask_base, tickets_base, lse_base
 //           (words); parts_base (vec4s); new_key_base, new_value_base (vecs)
 // Bounds    only keys in the union of the rows' visible ranges are read. An empty split contributes nothing. With
@@ -28,10 +28,13 @@
 layout(local_size_x = 128, local_size_x_id = 0) in;
 layout(constant_id = 0) const uint THREADS = 128u;
 layout(constant_id = 1) const uint USED_ROWS = 8u;  // of ROWS: what is not used costs no register
-layout(constant_id = 2) const uint HEAD_VECS = 0u;  // these four 0: what the params block says
-layout(constant_id = 3) const uint VALUE_VECS = 0u;
-layout(constant_id = 4) const uint OUT_VECS = 0u;
-layout(constant_id = 5) const uint GROUP_SIZE = 0u;
+layout(constant_id = 2) const uint BATCH_SIZE = 0u;  // these 0: what the params block says
+layout(constant_id = 3) const uint NUM_KV_HEADS = 0u;
+layout(constant_id = 4) const uint GROUP_SIZE = 0u;
+layout(constant_id = 5) const uint Q_LEN = 0u;
+layout(constant_id = 6) const uint HEAD_VECS = 0u;
+layout(constant_id = 7) const uint VALUE_VECS = 0u;
+layout(constant_id = 8) const uint OUT_VECS = 0u;
 #define CONSTANT_SIZES
 layout(push_constant) uniform Push {
     uint params_base;

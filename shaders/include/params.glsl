@@ -5,14 +5,26 @@
 #define VKATTN_PARAMS
 layout(set = 0, binding = 0) restrict readonly buffer Params { uint params[]; };
 
+#if defined(CONSTANT_SIZES)
+uint batch_size() { return BATCH_SIZE != 0u ? BATCH_SIZE : params[push.params_base + 0u]; }
+#else
 uint batch_size() { return params[push.params_base + 0u]; }
+#endif
+#if defined(CONSTANT_SIZES)
+uint num_kv_heads() { return NUM_KV_HEADS != 0u ? NUM_KV_HEADS : params[push.params_base + 1u]; }
+#else
 uint num_kv_heads() { return params[push.params_base + 1u]; }
+#endif
 #if defined(CONSTANT_SIZES)
 uint group_size() { return GROUP_SIZE != 0u ? GROUP_SIZE : params[push.params_base + 2u]; }
 #else
 uint group_size() { return params[push.params_base + 2u]; }
 #endif
+#if defined(CONSTANT_SIZES)
+uint q_len() { return Q_LEN != 0u ? Q_LEN : params[push.params_base + 3u]; }
+#else
 uint q_len() { return params[push.params_base + 3u]; }
+#endif
 uint max_kv_len() { return params[push.params_base + 4u]; }
 #if defined(CONSTANT_SIZES)
 uint head_vecs() { return HEAD_VECS != 0u ? HEAD_VECS : params[push.params_base + 5u]; }

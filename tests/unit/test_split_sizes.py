@@ -118,7 +118,7 @@ def test_splits_always_fit_their_buffer(device_type: str) -> None:
 def test_workgroups_are_as_large_as_the_device_allows() -> None:
     info = fake_device_info(subgroup_size=32, max_workgroup_invocations=1024, max_workgroup_size=(1024, 1024, 64),
                             **GPU)
-    assert split.shape(PROBLEM, info).spec == (256, 3, 32, 32, 32, 3)
+    assert split.shape(PROBLEM, info).spec == (256, 3, 1, 8, 3, 1, 32, 32, 32)
     for limit in ({"max_workgroup_invocations": 128}, {"max_workgroup_size": (128, 128, 64)},
                   {"max_shared_memory_bytes": 12 << 10}, {"device_type": "integrated"}):
         assert split.shape(PROBLEM, dataclasses.replace(info, **limit)).spec[:2] == (128, 3)
@@ -156,10 +156,10 @@ def test_rounds_are_counted_for_the_form_whose_loop_has_them() -> None:
 
 
 def test_sizes_are_constants_on_gpus_only() -> None:
-    odd = dataclasses.replace(PROBLEM, head_dim=33, value_dim=70)
-    assert split.constant_sizes(odd, fake_device_info(**GPU)) == (9, 18, 18, 3)
-    assert split.constant_sizes(dataclasses.replace(odd, value_dim=65), fake_device_info(**GPU)) == (9, 17, 18, 3)
-    assert split.constant_sizes(odd, fake_device_info(**GPU | {"device_type": "cpu"})) == (0, 0, 0, 0)
+    odd, gpu = dataclasses.replace(PROBLEM, head_dim=33, value_dim=70), fake_device_info(**GPU)
+    assert split.constant_sizes(odd, gpu) == (1, 8, 3, 1, 9, 18, 18)
+    assert split.constant_sizes(dataclasses.replace(odd, value_dim=65, max_q_len=2), gpu) == (1, 8, 3, 0, 9, 17, 18)
+    assert split.constant_sizes(odd, fake_device_info(**GPU | {"device_type": "cpu"})) == (0,) * 7
 
 
 @pytest.mark.parametrize("device_type", ["cpu", "integrated", "discrete"])

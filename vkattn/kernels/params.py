@@ -65,7 +65,7 @@ INDEX = {name: index for index, (name, _) in enumerate(FIELDS)}
 TYPE = dict(FIELDS)
 
 #: Fields that a kernel may have as specialization constants too.
-CONSTANT_SIZES = ("head_vecs", "value_vecs", "out_vecs", "group_size")
+CONSTANT_SIZES = ("batch_size", "num_kv_heads", "group_size", "q_len", "head_vecs", "value_vecs", "out_vecs")
 
 #: Bits of ``flags``.
 FLAG_MASK_BITS = 1  # the mask holds one bit per element, 1 = attend

@@ -6,7 +6,7 @@ where the tensor starts is the name with ``_base``, in the tensor's own unit.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .. import formats
 from ..caps.model import DeviceInfo
@@ -25,6 +25,7 @@ class Pass:
     ``appended`` names tensors that the kernel writes only where it appends new rows to a cache.
     ``pushed`` names the push constant of a tensor where it is not the tensor's own name.
     ``most_groups`` is how many workgroups have work at most, or None if it is not known: those without cost time too.
+    The last ``num_sizes`` of ``spec`` are sizes of the problem, which may be 0: read from the params then.
     """
 
     kernel: Variant
@@ -33,6 +34,12 @@ class Pass:
     pushed: dict[str, str] = field(default_factory=dict, hash=False)
     appended: frozenset[str] = frozenset()
     most_groups: int | None = None
+    num_sizes: int = 0
+
+    def for_any_size(self) -> Pass:
+        """Return it without what holds for the sizes of one problem only."""
+        kept = len(self.spec) - self.num_sizes
+        return replace(self, most_groups=None, spec=self.spec[:kept] + (0,) * self.num_sizes)
 
     def groups(self, info: DeviceInfo) -> int:
         """Return the workgroups of its dispatch."""

@@ -15,7 +15,7 @@ from ..caps.model import DeviceInfo
 from ..formats import is_plain, variant_axes
 from ..layout import row_quads, row_vecs
 from ..problem import Problem
-from . import matrix, split_cut, split_matrix
+from . import matrix, params, split_cut, split_matrix
 from .manifest import Variant, load_manifest, variant
 from .passes import Cut, Pass
 from .split_cut import Shape, filled, keys_per_split, loops_are_too_long, most_splits, num_items, part_words
@@ -57,7 +57,7 @@ def matrix_shape(kernel: Variant, problem: Problem, info: DeviceInfo) -> Shape:
     """Return how `split` uses ``kernel``, which multiplies on matrix units."""
     fits = fits_threads(kernel, MATRIX_THREADS, info)
     return Shape(kernel, BASE_ROWS, (MATRIX_THREADS if fits else FEWEST_THREADS,
-                                     int(split_matrix.is_full(kernel, problem)), problem.group_size))
+                                     int(split_matrix.is_full(kernel, problem)), *constant_sizes(problem, info)))
 
 
 def untested(problem: Problem, info: DeviceInfo) -> Variant | None:
@@ -86,15 +86,16 @@ def _shape(problem: Problem, info: DeviceInfo, tiers: frozenset[str]) -> Shape:
     return Shape(variant(name), rows, (threads(variant(name), info), used_rows, *constant_sizes(problem, info)))
 
 
-def constant_sizes(problem: Problem, info: DeviceInfo) -> tuple[int, int, int, int]:
-    """Return head_vecs, value_vecs, out_vecs and group_size as specialization constants; 0 leaves one to the params.
+def constant_sizes(problem: Problem, info: DeviceInfo) -> tuple[int, ...]:
+    """Return the sizes that are specialization constants too, in their order; 0 leaves one to the params.
 
     A GPU takes 2 to 8 % less with them. On a CPU each set of them would be compiled anew for seconds.
     """
     if info.device_type == "cpu":
-        return 0, 0, 0, 0
-    return (-(-problem.head_dim // 4), -(-problem.value_dim // 4), row_vecs(problem.value_dim, problem.out_dtype),
-            problem.group_size)
+        return (0,) * len(params.CONSTANT_SIZES)
+    q_len = 1 if problem.max_q_len == 1 else 0  # longer ones may be shorter in a run
+    return (problem.batch_size, problem.num_kv_heads, problem.group_size, q_len, -(-problem.head_dim // 4),
+            -(-problem.value_dim // 4), row_vecs(problem.value_dim, problem.out_dtype))
 
 
 def _lanes_shape(problem: Problem, info: DeviceInfo) -> Shape | None:
@@ -199,7 +200,8 @@ def passes_of(chosen: Shape) -> tuple[Pass, ...]:
     tensors = ("query", "key", "value", "mask", "parts", "tickets", "out", "lse")
     if chosen.kernel.kernel != "attn_split_subgroup":
         return (Pass(chosen.kernel, tensors, chosen.spec),)
-    return (Pass(chosen.kernel, (*tensors, "new_key", "new_value"), chosen.spec, appended=frozenset({"key", "value"})),)
+    return (Pass(chosen.kernel, (*tensors, "new_key", "new_value"), chosen.spec, appended=frozenset({"key", "value"}),
+                 num_sizes=len(params.CONSTANT_SIZES)),)
 
 
 def scratch_words(problem: Problem, info: DeviceInfo, budget_words: int) -> dict[str, int]:

@@ -6,7 +6,7 @@ params block, so one plan serves any shapes within its capacities, and the recor
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import ModuleType
 
 import numpy as np
@@ -120,7 +120,7 @@ def plan_key(call: Call, device: Device, algorithm: ModuleType) -> tuple[PlanKey
     scratch = {name: min(bucket(count), budget if name == "scores" else room, room) for name, count in needed.items()}
     cut = algorithm.cut(problem, q_len, max_kv_len, scratch, device.info)
     capacities = {name: min(bucket(count), room) for name, count in words.items()}
-    passes = tuple(replace(one, most_groups=None) for one in algorithm.passes(problem, device.info))  # for any size
+    passes = tuple(one.for_any_size() for one in algorithm.passes(problem, device.info))
     return PlanKey(algorithm.NAME, passes, **capacities, scratch=tuple(sorted(scratch.items())),
                    chunks=1 << (max(cut.num_chunks, 1) - 1).bit_length()), cut
 

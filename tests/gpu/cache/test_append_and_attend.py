@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,16 +16,22 @@ from tests.tolerance import assert_matches_oracle
 from tests.ways import splits_of
 from vkattn import Dim, GraphBuilder, KVCache
 from vkattn.dtypes import numpy_dtype
-from vkattn.kernels import split_cut
+from vkattn.kernels import split, split_cut
 from vkattn.runtime.device import Device
 
 
 @pytest.fixture(params=[None, 1, 3, split_cut.MAX_SPLITS], ids=lambda count: f"splits-{count}")
-def own_device(request: pytest.FixtureRequest, device: Device) -> Iterator[Device]:
-    """A device that takes the subgroup form, with some number of splits."""
+def own_device(request: pytest.FixtureRequest, device: Device, monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
+    """A device that takes the subgroup form, with some number of splits, and with 3 the sizes as constants."""
+    if request.param == 3:
+        chosen = split.constant_sizes
+        monkeypatch.setattr(split, "constant_sizes",
+                            lambda problem, info: chosen(problem, replace(info, device_type="other")))
+    split._shape.cache_clear()
     with splits_of(request.param), Device(device.info.index) as opened:
         opened.info = with_tuning(opened.info, split_subgroups=True)
         yield opened
+    split._shape.cache_clear()
 
 
 def cached_rows(cache: KVCache) -> list[np.ndarray]:
