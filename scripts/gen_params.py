@@ -15,8 +15,9 @@ TARGET = ROOT / "shaders" / "include" / "params.glsl"
 READ = {"u": "uint {0}() {{ return params[push.params_base + {1}u]; }}",
         "i": "int {0}() {{ return int(params[push.params_base + {1}u]); }}",
         "f": "float {0}() {{ return uintBitsToFloat(params[push.params_base + {1}u]); }}"}
+#: Without a branch: with one for each use, SwiftShader's compiler came to no end.
 SIZED = """#if defined(CONSTANT_SIZES)
-uint {0}() {{ return {2} != 0u ? {2} : params[push.params_base + {1}u]; }}
+uint {0}() {{ return mix(params[push.params_base + {1}u], {2}, {2} != 0u); }}
 #else
 {3}
 #endif"""

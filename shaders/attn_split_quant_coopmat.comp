@@ -1,17 +1,19 @@
 // Purpose   decode and other short queries over quantised keys and values, multiplied on matrix units
-// Maths     as attn_split_quant_subgroup. Codes are exact in half precision. A query, and a weight (with a value's scale
-//           in it), is two halves, the leading 11 bits and what they leave: each row takes two columns of a matrix, and
-//           sums are float32. Before that, queries and weights are multiplied by powers of two that suit a half
+// Maths     as attn_split_quant_subgroup. Codes are exact in half precision. A query, and a weight (with a value's
+//           scale in it), is two halves, the leading 11 bits and what they leave: each row takes two columns of a
+//           matrix, and sums are float32. Before that, queries and weights are multiplied by powers of two that suit a
+//           half
 // Bindings  as attn_split_quant_subgroup
-// Grid      any number of workgroups of THREADS; each takes one (item, split) after another. A subgroup takes tiles of 16
-//           keys on its own: keys by queries, weights, values by weights, with the next ones on the way. Invocation
+// Grid      any number of workgroups of THREADS; each takes one (item, split) after another. A subgroup takes tiles of
+//           16 keys on its own: keys by queries, weights, values by weights, with the next ones on the way. Invocation
 //           4 g + t has the scores of keys g and g + 8, the state and the sums of row t
 // Spec      THREADS: invocations of a workgroup; FULL_ROWS: 1 if head_dim and value_dim are WIDTH, so that places in a
-//           row are constants
+//           row are constants. BATCH_SIZE, NUM_KV_HEADS, GROUP_SIZE, Q_LEN, HEAD_VECS, VALUE_VECS, OUT_VECS: as in the
+//           params block, or 0
 // Push      params_base (words); query_base, out_base (vecs); key_base, value_base (quads); mask_base, tickets_base,
 //           lse_base (words); parts_base (vec4s)
-// Bounds    only keys in the union of the rows' visible ranges are read, and scales of those. An empty split contributes
-//           nothing. Codes are finite whatever they are, and a scale of a key without weight is left out
+// Bounds    only keys in the union of the rows' visible ranges are read, and scales of those. An empty split
+//           contributes nothing. Codes are finite whatever they are, and a scale of a key without weight is left out
 // Requires  matrices of 16 x 8 x 16 at subgroup scope, subgroups of 32, and the order of elements in
 //           include/lane_matrices.glsl, which the self-test finds out
 // Source    Flash-Decoding (Dao et al. 2023); Milakov and Gimelshein 2018
@@ -30,6 +32,14 @@
 layout(local_size_x = 128, local_size_x_id = 0) in;
 layout(constant_id = 0) const uint THREADS = 128u;
 layout(constant_id = 1) const uint FULL_ROWS = 0u;
+layout(constant_id = 2) const uint BATCH_SIZE = 0u;  // these seven 0: what the params block says
+layout(constant_id = 3) const uint NUM_KV_HEADS = 0u;
+layout(constant_id = 4) const uint GROUP_SIZE = 0u;
+layout(constant_id = 5) const uint Q_LEN = 0u;
+layout(constant_id = 6) const uint HEAD_VECS = 0u;
+layout(constant_id = 7) const uint VALUE_VECS = 0u;
+layout(constant_id = 8) const uint OUT_VECS = 0u;
+#define CONSTANT_SIZES
 const bool FULL = FULL_ROWS != 0u;
 layout(push_constant) uniform Push {
     uint params_base;
@@ -61,11 +71,13 @@ layout(push_constant) uniform Push {
 #define KEY_UNIT_BYTES 8u
 #define KEY_UNITS (WIDTH / 32)
 #define BLOCK_WORDS 8u
+#define BLOCK_BYTES 32
 #elif defined(KEY_Q4_0)
 #define KEY_UNIT uint
 #define KEY_UNIT_BYTES 4u
 #define KEY_UNITS (WIDTH / 32)
 #define BLOCK_WORDS 4u
+#define BLOCK_BYTES 16
 #endif
 #if defined(KEY_INT8) && WIDTH == 128
 #define VALUE_UNIT uvec4
@@ -80,6 +92,16 @@ layout(push_constant) uniform Push {
 #include "params.glsl"
 layout(set = 0, binding = 1) restrict readonly buffer Query { QUERY query[]; };
 layout(set = 0, binding = 2) restrict readonly buffer Key { KEY_UNIT key[]; };
+#if !defined(KEY_INT8)
+// Views that start 1, 2 and 3 blocks later: block b of a row is where block 0 is, by a constant.
+#define LATER(b) layout(offset = (b) * BLOCK_BYTES)
+layout(set = 0, binding = 2) restrict readonly buffer Key1 { LATER(1) KEY_UNIT key_1[]; };
+layout(set = 0, binding = 2) restrict readonly buffer Key2 { LATER(2) KEY_UNIT key_2[]; };
+layout(set = 0, binding = 2) restrict readonly buffer Key3 { LATER(3) KEY_UNIT key_3[]; };
+layout(set = 0, binding = 3) restrict readonly buffer Value1 { LATER(1) VALUE_UNIT value_1[]; };
+layout(set = 0, binding = 3) restrict readonly buffer Value2 { LATER(2) VALUE_UNIT value_2[]; };
+layout(set = 0, binding = 3) restrict readonly buffer Value3 { LATER(3) VALUE_UNIT value_3[]; };
+#endif
 layout(set = 0, binding = 2) restrict readonly buffer KeyScales { uvec2 key_scales[]; };
 layout(set = 0, binding = 3) restrict readonly buffer Value { VALUE_UNIT value[]; };
 layout(set = 0, binding = 3) restrict readonly buffer ValueScales { uvec2 value_scales[]; };
@@ -97,6 +119,7 @@ shared vec4 sums[THREADS * WIDTH / 32];  // of each subgroup and row: WIDTH / 4
 #include "split.glsl"
 #include "lane_matrices.glsl"
 #include "code_matrices.glsl"
+shared uvec4 query_words[WIDTH];          // of a pair of steps and an invocation
 shared vec2 group_state[THREADS / 32u * ROWS];  // (row_max, row_sum) of each subgroup and row
 shared ScoreRule rule;                          // these two not in registers, of which there are few
 shared ScoreRow score_rows[ROWS];
@@ -116,6 +139,15 @@ HALF2 own_part(vec2 x) {
     vec2 high = leading(x), rest = mix(x - high, vec2(0.0), isinf(high));
     return rounded((g() & 1u) == 0u ? high : rest);
 }
+
+// In blocks norm is in w already, as there is one of them for each.
+#if defined(BLOCKS)
+#define NORM_IN_WEIGHTS state.norm
+#define LIMIT 32768.0
+#else
+#define NORM_IN_WEIGHTS 1.0
+#define LIMIT state.limit
+#endif
 
 #define SHRINK_SUMS(factor)                \
     UNROLL for (uint i = 0u; i < STEPS; ++i) \
@@ -144,7 +176,7 @@ HALF2 own_part(vec2 x) {
             UNROLL for (uint c = 0u; c < 4u; ++c) most = max(most, abs(PART(acc[i], c)));        \
         MAX_OF_ROW(most)                                                                         \
         MAX_OF_ROW(largest)                                                                      \
-        int wanted = clamp(11 - exponent_of(largest), -100, 100);                                \
+        int wanted = clamp(11 - exponent_of(largest) + exponent_of(NORM_IN_WEIGHTS), -100, 100); \
         float factor = power_of_2(min(wanted - exponent_of(state.norm), 60 - exponent_of(most))); \
         state.norm *= factor;                                                                    \
         state.limit = 32768.0 / state.norm;                                                      \

@@ -63,7 +63,8 @@ def forced(name: str) -> Iterator[None]:
     def shape(problem: Problem, info: DeviceInfo) -> split_cut.Shape:
         if fitting(problem, info) != name:
             return other(problem, info)
-        return split_cut.Shape(kernel, split.BASE_ROWS, (LANES, int(split_matrix.is_full(kernel, problem))))
+        spec = LANES, int(split_matrix.is_full(kernel, problem)), *split.constant_sizes(problem, info)
+        return split_cut.Shape(kernel, split.BASE_ROWS, spec)
 
     def code(wanted: Variant) -> bytes:
         return (FOLDER / f"{name}.spv").read_bytes() if wanted.name == kernel.name else load(wanted)

@@ -1,31 +1,43 @@
-// The loop of attn_split_quant_coopmat over the keys of an item. One function: matrices that go in and out of others end up
-// in memory with some drivers.
+// The loop of attn_split_quant_coopmat over the keys of an item. One function: matrices that go in and out of others
+// end up in memory with some drivers.
 // The tiles of keys are there twice: with what masks and other options need in between, the rest becomes slower (2 to
 // 6 us of 100 on an H200).
 // Includer must include code_matrices.glsl and define State, RAISE_MAXIMUM and CHOOSE_NORM.
 
 // The weights p of the scores s, and w with the scales of the values in them. Scales of keys that nobody attends may be
-// NaN, and a weight of 0 must not meet them.
+// NaN, and a weight of 0 must not meet them; where nothing but the scale applies, all keys are attended.
+#define IS_NOTHING(x) (!PLAIN && (x))
 #if defined(BLOCKS)
-#define WEIGH                                                                                     \
-    largest = 0.0;                                                                                \
-    UNROLL for (uint h = 0u; h < 2u; ++h) {                                                       \
-        p[h] = floatBitsToUint(s[h]) == MINUS_INFINITY ? 0.0 : exp(s[h] - state.row_max);         \
-        uvec2 v_scale = p[h] == 0.0 ? uvec2(0u) : SCALES_OF(v, h);                                \
-        UNROLL for (uint b = 0u; b < BLOCKS; ++b) {                                               \
-            w[2u * b + h] = p[h] * unpackHalf2x16(v_scale[b / 2u])[b % 2u];                       \
-            if (b < v_source.live) largest = max(largest, abs(w[2u * b + h]));                    \
-        }                                                                                         \
+#define WEIGH                                                                                                \
+    largest = 0.0;                                                                                           \
+    UNROLL for (uint h = 0u; h < 2u; ++h) {                                                                  \
+        p[h] = IS_NOTHING(floatBitsToUint(s[h]) == MINUS_INFINITY) ? 0.0 : exp(s[h] - state.row_max);        \
+        uvec2 v_scale = IS_NOTHING(p[h] == 0.0) ? uvec2(0u) : SCALES_OF(v, h);                               \
+        UNROLL for (uint b = 0u; b < BLOCKS; ++b) {                                                          \
+            w[2u * b + h] = p[h] * NORM_IN_WEIGHTS * unpackHalf2x16(v_scale[b / 2u])[b % 2u];                \
+            if (b < v_source.live) largest = max(largest, abs(w[2u * b + h]));                               \
+        }                                                                                                    \
     }
 #else
-#define WEIGH                                                                                     \
-    largest = 0.0;                                                                                \
-    UNROLL for (uint h = 0u; h < 2u; ++h) {                                                       \
-        p[h] = floatBitsToUint(s[h]) == MINUS_INFINITY ? 0.0 : exp(s[h] - state.row_max);         \
-        w[h] = p[h] == 0.0 ? 0.0 : p[h] * uintBitsToFloat(v.scale[h].x);                          \
-        largest = max(largest, abs(w[h]));                                                        \
+#define WEIGH                                                                                                \
+    largest = 0.0;                                                                                           \
+    UNROLL for (uint h = 0u; h < 2u; ++h) {                                                                  \
+        p[h] = IS_NOTHING(floatBitsToUint(s[h]) == MINUS_INFINITY) ? 0.0 : exp(s[h] - state.row_max);        \
+        w[h] = IS_NOTHING(p[h] == 0.0) ? 0.0 : p[h] * uintBitsToFloat(v.scale[h].x);                         \
+        largest = max(largest, abs(w[h]));                                                                   \
     }
 #endif
+
+// Queries of steps 2 pair and 2 pair + 1. The place depends on j0, or they would be read once, into registers.
+#define QUERIES(pair, even_step, odd_step)                              \
+    RIGHT even_step, odd_step;                                          \
+    {                                                                   \
+        uvec4 words = query_words[(pair) * 32u + LANE + (j0 >> 31)];    \
+        PUT(even_step, 0, halves(words.x))                              \
+        PUT(even_step, 2, halves(words.y))                              \
+        PUT(odd_step, 0, halves(words.z))                               \
+        PUT(odd_step, 2, halves(words.w))                               \
+    }
 
 // Goes through the keys [begin, end); `plain` if nothing but the scale applies to their scores.
 void attend(RowTile tile, uint begin, uint end, bool plain, inout State state, inout SUMS acc[STEPS]) {
@@ -35,34 +47,41 @@ void attend(RowTile tile, uint begin, uint end, bool plain, inout State state, i
                                 tile.b * v_stride_batch() + tile.hk * v_stride_head(), v_stride_batch(),
                                 v_stride_row(), value_vecs());
     uint step = SUBGROUPS * 16u, j0 = begin + SUBGROUP * 16u;
-    Keys k = fetch_keys(k_source, j0, end);
-    Values v = fetch_values(v_source, j0, end);
-    // Row g / 2 of the queries as columns g, and what undoes the power of two of row t.
-    RIGHT q[STEPS];
-    float norm, score_scale = scale();
+    Keys k;
+    Values v;
+    FETCH_KEYS(j0)
+    FETCH_VALUES(j0)
+    // Each vec of the queries is read by one invocation. Row g / 2 is columns g, as each subgroup wants it: one writes
+    // it down, for 16 registers less.
+    for (uint n = gl_LocalInvocationIndex; n < ROWS * (WIDTH / 4u); n += THREADS) {
+        uint row = tile.first + n / (WIDTH / 4u), d = n % (WIDTH / 4u);
+        sums[n] = vec4(0.0);
+        if (row < tile.rows && d < head_vecs())
+            sums[n] = read_query(push.query_base + tile.b * q_stride_batch() + row_head(tile, row) * q_stride_head()
+                                 + row_token(row) * q_stride_row() + d);
+    }
+    barrier();
+    float norm;  // what undoes the power of two of row t; with the scale, if there is nothing else
     {
-        uint row = tile.first + g() / 2u;
         vec4 x[STEPS];
         float largest = 0.0;
         UNROLL for (uint i = 0u; i < STEPS; ++i) {
-            uint d = query_vec_index(i);
-            x[i] = vec4(0.0);
-            if (row < tile.rows && d < head_vecs())
-                x[i] = read_query(push.query_base + tile.b * q_stride_batch() + row_head(tile, row) * q_stride_head()
-                                  + row_token(row) * q_stride_row() + d);
+            x[i] = sums[g() / 2u * (WIDTH / 4u) + query_vec_index(i)];
             vec4 size = abs(x[i]);
             largest = max(largest, max(max(size.x, size.y), max(size.z, size.w)));
         }
         largest = max(largest, shuffle_float(largest, LANE ^ 1u));
         largest = max(largest, shuffle_float(largest, LANE ^ 2u));
         float factor = power_of_2(clamp(13 - exponent_of(largest), -120, 120));  // the largest becomes [2^13, 2^14)
-        UNROLL for (uint i = 0u; i < STEPS; ++i) {
-            vec4 y = x[i] * factor;
-            PUT(q[i], 0, own_part(y.xz))
-            PUT(q[i], 2, own_part(y.yw))
-        }
-        norm = shuffle_float(1.0 / factor, 8u * t());
+        if (SUBGROUP == 0u)
+            UNROLL for (uint i = 0u; i < STEPS; i += 2u) {
+                vec4 y = x[i] * factor, z = x[i + 1u] * factor;
+                query_words[i / 2u * 32u + LANE] = uvec4(half_bits_of(own_part(y.xz)), half_bits_of(own_part(y.yw)),
+                                                         half_bits_of(own_part(z.xz)), half_bits_of(own_part(z.yw)));
+            }
+        norm = shuffle_float(1.0 / factor, 8u * t()) * (plain ? scale() : 1.0);
     }
+    barrier();
     uint two_1024 = two_1024_bits();
 #if defined(KEY_Q4_0)  // of values neighbours have the same words, the even one the lower four bits
     bool upper = (g() & 1u) != 0u;

@@ -28,7 +28,9 @@
             PUT(second, 4, codes_of(high.y, bias, two_1024))
             PUT(second, 6, codes_of(high.y >> 8, bias, two_1024))
 #endif
-            SUMS dots = multiply_add(second, q[2u * b + 1u], multiply_add(first, q[2u * b], no_sums()));
+            QUERIES(b, q_first, q_second)
+            SUMS dots = multiply_add(second, q_second, multiply_add(first, q_first, no_sums()));
+            FETCH_KEY_UNITS(b, j0 + step)
             if (b < k_source.live) {  // what pads a scale may be anything
                 vec2 both = vec2(PART(dots, 0) + PART(dots, 1), PART(dots, 2) + PART(dots, 3));
                 s[0] = fma(both.x, unpackHalf2x16(k_scale[0][b / 2u])[b % 2u], s[0]);
@@ -41,24 +43,31 @@
         HALF2 low_bias = halves(bias_bits(k.scale[0].y) * 0x10001u);
         HALF2 high_bias = halves(bias_bits(k.scale[1].y) * 0x10001u);
         SUMS dots = no_sums(), more = no_sums();  // two chains: each product waits for the one before
-        UNROLL for (uint i = 0u; i < STEPS; ++i) {
-            uint low = k.unit[i / 4u][i % 4u], high = k.unit[KEY_UNITS + i / 4u][i % 4u];
-            LEFT a;
-            PUT(a, 0, codes_of(low, low_bias, two_1024))
-            PUT(a, 2, codes_of(low >> 8, low_bias, two_1024))
-            PUT(a, 4, codes_of(high, high_bias, two_1024))
-            PUT(a, 6, codes_of(high >> 8, high_bias, two_1024))
-            if (i % 2u == 0u) dots = multiply_add(a, q[i], dots);
-            else more = multiply_add(a, q[i], more);
+        UNROLL for (uint pair = 0u; pair < STEPS / 2u; ++pair) {
+            QUERIES(pair, q_first, q_second)
+            UNROLL for (uint i = 2u * pair; i < 2u * pair + 2u; ++i) {
+                uint low = k.unit[i / 4u][i % 4u], high = k.unit[KEY_UNITS + i / 4u][i % 4u];
+                LEFT a;
+                PUT(a, 0, codes_of(low, low_bias, two_1024))
+                PUT(a, 2, codes_of(low >> 8, low_bias, two_1024))
+                PUT(a, 4, codes_of(high, high_bias, two_1024))
+                PUT(a, 6, codes_of(high >> 8, high_bias, two_1024))
+                if (i % 2u == 0u) dots = multiply_add(a, q_first, dots);
+                else more = multiply_add(a, q_second, more);
+            }
         }
         s[0] = (PART(dots, 0) + PART(dots, 1) + (PART(more, 0) + PART(more, 1))) * norm * uintBitsToFloat(k.scale[0].x);
         s[1] = (PART(dots, 2) + PART(dots, 3) + (PART(more, 2) + PART(more, 3))) * norm * uintBitsToFloat(k.scale[1].x);
 #endif
-        k = fetch_keys(k_source, j0 + step, end);
+#if defined(BLOCKS)
+        FETCH_SCALES(k, key_scales, k_source, j0 + step)
+#else
+        FETCH_KEYS(j0 + step)
+#endif
 
         if (PLAIN) {
             UNROLL for (uint h = 0u; h < 2u; ++h)
-                s[h] = j0 + 8u * h + g() < end ? s[h] * score_scale : uintBitsToFloat(MINUS_INFINITY);
+                s[h] = j0 + 8u * h + g() < end ? s[h] : uintBitsToFloat(MINUS_INFINITY);
         } else {
             [[dont_unroll]] for (uint h = 0u; h < 2u; ++h) {  // long, and once is enough
                 uint j = j0 + 8u * h + g();
@@ -70,30 +79,41 @@
         }
         float p[2], w[2 * WEIGHTS], largest;
         WEIGH
-        if (any_of(max(s[0], s[1]) > state.row_max || largest > state.limit)) {
+        if (any_of(max(s[0], s[1]) > state.row_max || largest > LIMIT)) {
             RAISE_MAXIMUM
             WEIGH
             CHOOSE_NORM(largest)
+#if defined(BLOCKS)
+            WEIGH
+#endif
         }
         state.row_sum += p[0] + p[1];
 
-        uint from = 4u * t() + g() / 2u;
-        bool even = (g() & 1u) == 0u;
 #if defined(BLOCKS)
-        bool gives_high = (g() & 4u) == 0u;
-        uint near = from + 16u * (g() & 1u), far = from + 16u * (~g() & 1u);
+        // Row g / 2 of the weights as columns g: the leading bits where g is even, else the rest, of keys t, t + 8 and
+        // t + 4, t + 12. All blocks at once, by way of the subgroup's own part of `sums`.
+        uvec4 high_words = uvec4(0u), rest_words = uvec4(0u);
+        UNROLL for (uint b = 0u; b < WORDS; ++b) {
+            vec2 whole = vec2(w[2u * b], w[2u * b + 1u]), high = leading(whole);
+            high_words[b] = half_bits_of(rounded(high));
+            rest_words[b] = half_bits_of(rounded(whole - high));
+        }
+        uint own = SUBGROUP * WIDTH, put = own + 16u * t() + 2u * g();
+        uint get = own + 16u * (g() / 2u) + 2u * t() + g() % 2u;
+        subgroupBarrier();
+        sums[put] = uintBitsToFloat(high_words);
+        sums[put + 1u] = uintBitsToFloat(rest_words);
+        subgroupMemoryBarrierShared();
+        subgroupBarrier();
+        uvec4 near_pair = floatBitsToUint(sums[get]), far_pair = floatBitsToUint(sums[get + 8u]);
         UNROLL for (uint b = 0u; b < WORDS; ++b) {
             if (b >= v_source.live) continue;
-            // Columns g with the leading bits, and those with the rest, need words of the same two invocations, of keys
-            // t and t + 4: the former take from the first one first, the latter from the other one.
-            vec2 whole = vec2(w[2u * b], w[2u * b + 1u]) * state.norm, high = leading(whole);
-            uint high_bits = half_bits_of(rounded(high)), rest_bits = half_bits_of(rounded(whole - high));
-            uint one = shuffle(gives_high ? high_bits : rest_bits, near);
-            uint other = shuffle(gives_high ? rest_bits : high_bits, far);
             RIGHT weights;
-            PUT(weights, 0, halves(even ? one : other))
-            PUT(weights, 2, halves(even ? other : one))
+            PUT(weights, 0, halves(near_pair[b]))
+            PUT(weights, 2, halves(far_pair[b]))
 #else
+        uint from = 4u * t() + g() / 2u;
+        bool even = (g() & 1u) == 0u;
         vec2 whole = vec2(w[0], w[1]) * state.norm, high = leading(whole);
         uint high_bits = half_bits_of(rounded(high)), rest_bits = half_bits_of(rounded(whole - high));
         uint bias_pair = bias_bits(v.scale[0].y) | bias_bits(v.scale[1].y) << 16;
@@ -108,8 +128,8 @@
 #endif
             uint x[2], y[2];  // bytes 0 and 1 of both values of a pair, and bytes 2 and 3
             UNROLL for (uint i = 0u; i < 2u; ++i) {
-                x[i] = VALUE_WORD(v, 2u * i, b) & 0xFFFFu | VALUE_WORD(v, 2u * i + 1u, b) << 16;
-                y[i] = VALUE_WORD(v, 2u * i, b) >> 16 | VALUE_WORD(v, 2u * i + 1u, b) & 0xFFFF0000u;
+                x[i] = lower_halves(VALUE_WORD(v, 2u * i, b), VALUE_WORD(v, 2u * i + 1u, b));
+                y[i] = upper_halves(VALUE_WORD(v, 2u * i, b), VALUE_WORD(v, 2u * i + 1u, b));
             }
             LEFT first, second;
             PUT(first, 0, VALUE_CODES(x[0], 0))
@@ -122,6 +142,12 @@
             PUT(second, 4, VALUE_CODES(y[0] >> 8, 0))
             PUT(second, 6, VALUE_CODES(y[1] >> 8, 1))
             acc[2u * b + 1u] = multiply_add(second, weights, acc[2u * b + 1u]);
+#if defined(BLOCKS)
+            FETCH_VALUE_UNITS(b, j0 + step)
         }
-        v = fetch_values(v_source, j0 + step, end);
+        FETCH_SCALES(v, value_scales, v_source, j0 + step)
+#else
+        }
+        FETCH_VALUES(j0 + step)
+#endif
     }

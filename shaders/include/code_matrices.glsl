@@ -1,10 +1,10 @@
 // Codes as operands: each invocation loads the codes that its components of a matrix are made of, and turns them into
 // halves in registers.
 //
-// A half has 11 bits, so that `code | 0x6400` in 16 bits is 1024 + code, exactly, and a subtraction leaves the code less
-// its bias: two operations for two elements. Which element of a key is which column of a matrix does not matter if the
-// queries lie the same way, nor which element of a value is which row if the outputs are put in order at the end; so an
-// invocation takes words as they are stored. Of blocks with a scale of their own a matrix holds one only.
+// A half has 11 bits, so that `code | 0x6400` in 16 bits is 1024 + code, exactly, and a subtraction leaves the code
+// less its bias: two operations for two elements. Which element of a key is which column of a matrix does not matter if
+// the queries lie the same way, nor which element of a value is which row if the outputs are put in order at the end;
+// so an invocation takes words as they are stored. Of blocks with a scale of their own a matrix holds one only.
 // Includer must include params.glsl and lane_matrices.glsl, define KEY_INT8, KEY_Q8_0 or KEY_Q4_0, WIDTH, and views of
 // the buffers: `KEY_UNIT key[]`, `VALUE_UNIT value[]`, `uvec2 key_scales[]` and `uvec2 value_scales[]`.
 #ifndef VKATTN_CODE_MATRICES
@@ -58,52 +58,74 @@ struct Values {
 
 // The scales of row j: a pair of words, and whether the first of them is the pair's second. That one is chosen where
 // scales are used: what is done with loaded numbers right away waits for them, and the loads were for the next tile.
-#define SCALE_WORD(j) source.scales_at + (j) * source.row_scales
+#define SCALE_WORD(source, j) (source.scales_at + (j) * source.row_scales)
 #if defined(KEY_INT8)
-#define IS_SECOND(j) false
+#define IS_SECOND(source, j) false
 #else
-#define IS_SECOND(j) (!(FULL && BLOCKS == 4) && ((SCALE_WORD(j)) & 1u) != 0u)
+#define IS_SECOND(source, j) (!(FULL && BLOCKS == 4) && (SCALE_WORD(source, j) & 1u) != 0u)
 #endif
 #define SCALES_OF(held, h) uvec2(held.is_second[h] ? held.scale[h].y : held.scale[h].x, held.scale[h].y)
 
 #if defined(KEY_INT8)
-#define KEY_AT(j, n) (source.codes_at + (j) * source.row_quads + min(4u * (n) + t(), source.live - 1u))
+#define KEY_AT(j, n) (source.codes_at + (j) * source.row_quads + unit_of_row(4u * (n) + t(), source.live))
 #if WIDTH == 128
-#define VALUE_AT(j, n) (source.codes_at + (j) * source.row_quads + min(g(), source.live - 1u))
+#define VALUE_AT(j, n) (source.codes_at + (j) * source.row_quads + unit_of_row(g(), source.live))
 #else
-#define VALUE_AT(j, n) (4u * (source.codes_at + (j) * source.row_quads) + min(8u * (n) + g(), 4u * source.live - 1u))
+#define VALUE_AT(j, n) (4u * (source.codes_at + (j) * source.row_quads) + unit_of_row(8u * (n) + g(), 4u * source.live))
 #endif
 #else
 #define KEY_AT(j, n) ((source.codes_at + (j) * source.row_quads) * (16u / KEY_UNIT_BYTES)  \
-                      + 4u * min(n, source.live - 1u) + t())
+                      + 4u * unit_of_row(n, source.live) + t())
 #define VALUE_AT(j, n) (4u * (source.codes_at + (j) * source.row_quads)                    \
-                        + BLOCK_WORDS * min(n, source.live - 1u) + g() * BLOCK_WORDS / 8u)
+                        + BLOCK_WORDS * unit_of_row(n, source.live) + g() * BLOCK_WORDS / 8u)
 #endif
 
-Keys fetch_keys(Source source, uint j0, uint end) {
-    Keys held;
-    UNROLL for (uint h = 0u; h < 2u; ++h) {
-        uint j = min(j0 + 8u * h + g(), end - 1u);
-        UNROLL for (uint n = 0u; n < KEY_UNITS; ++n) held.unit[h * KEY_UNITS + n] = key[KEY_AT(j, n)];
-        held.scale[h] = key_scales[SCALE_WORD(j) >> 1];
-        held.is_second[h] = IS_SECOND(j);
-    }
-    return held;
-}
+// Beyond the last unit of a row, that one.
+uint unit_of_row(uint n, uint live) { return FULL ? n : min(n, live - 1u); }
 
-Values fetch_values(Source source, uint j0, uint end) {
-    Values held;
-    UNROLL for (uint i = 0u; i < 4u; ++i) {
-        uint j = min(j0 + t() + 4u * (i / 2u) + 8u * (i % 2u), end - 1u);
-        UNROLL for (uint n = 0u; n < VALUE_UNITS; ++n) held.unit[i * VALUE_UNITS + n] = value[VALUE_AT(j, n)];
-    }
-    UNROLL for (uint h = 0u; h < 2u; ++h) {
-        uint j = min(j0 + 8u * h + g(), end - 1u);
-        held.scale[h] = value_scales[SCALE_WORD(j) >> 1];
-        held.is_second[h] = IS_SECOND(j);
-    }
-    return held;
+#if defined(BLOCKS)
+KEY_UNIT key_unit(Source source, uint j, uint n) {
+    uint at = KEY_AT(j, FULL ? 0u : n);
+    if (!FULL) return key[at];
+    return n == 0u ? key[at] : n == 1u ? key_1[at] : n == 2u ? key_2[at] : key_3[at];
 }
+VALUE_UNIT value_unit(Source source, uint j, uint n) {
+    uint at = VALUE_AT(j, FULL ? 0u : n);
+    if (!FULL) return value[at];
+    return n == 0u ? value[at] : n == 1u ? value_1[at] : n == 2u ? value_2[at] : value_3[at];
+}
+#else
+KEY_UNIT key_unit(Source source, uint j, uint n) { return key[KEY_AT(j, n)]; }
+VALUE_UNIT value_unit(Source source, uint j, uint n) { return value[VALUE_AT(j, n)]; }
+#endif
+
+// Rows of a tile whose codes or scales an invocation holds; beyond the last key, that one.
+uint key_row(uint j0, uint h, uint end) { return min(j0 + 8u * h + g(), end - 1u); }
+uint value_row(uint j0, uint i, uint end) { return min(j0 + t() + 4u * (i / 2u) + 8u * (i % 2u), end - 1u); }
+
+// Of the tile at j0, where k_source, v_source and end are known: units n of k and v; scales; all of it.
+#define FETCH_KEY_UNITS(n, j0)              \
+    UNROLL for (uint h = 0u; h < 2u; ++h)   \
+        k.unit[h * KEY_UNITS + (n)] = key_unit(k_source, key_row(j0, h, end), n);
+#define FETCH_VALUE_UNITS(n, j0)            \
+    UNROLL for (uint i = 0u; i < 4u; ++i)   \
+        v.unit[i * VALUE_UNITS + (n)] = value_unit(v_source, value_row(j0, i, end), n);
+#define FETCH_SCALE(held, scales, source, h, j0)                                \
+        held.scale[h] = scales[SCALE_WORD(source, key_row(j0, h, end)) >> 1];   \
+        held.is_second[h] = IS_SECOND(source, key_row(j0, h, end));
+#define FETCH_SCALES(held, scales, source, j0) \
+    UNROLL for (uint h = 0u; h < 2u; ++h) { FETCH_SCALE(held, scales, source, h, j0) }
+#define FETCH_KEYS(j0)                                                                      \
+    UNROLL for (uint h = 0u; h < 2u; ++h) {                                                 \
+        UNROLL for (uint n = 0u; n < KEY_UNITS; ++n)                                        \
+            k.unit[h * KEY_UNITS + n] = key_unit(k_source, key_row(j0, h, end), n);         \
+        FETCH_SCALE(k, key_scales, k_source, h, j0)                                         \
+    }
+#define FETCH_VALUES(j0)                                                                    \
+    UNROLL for (uint i = 0u; i < 4u; ++i)                                                   \
+        UNROLL for (uint n = 0u; n < VALUE_UNITS; ++n)                                      \
+            v.unit[i * VALUE_UNITS + n] = value_unit(v_source, value_row(j0, i, end), n);   \
+    FETCH_SCALES(v, value_scales, v_source, j0)
 
 // Which vec of a query belongs to matrix i, and which vec of the output to matrices 2 b and 2 b + 1.
 #if defined(BLOCKS)

@@ -1,5 +1,5 @@
-// Matrices of a subgroup of 32, and which element of one a component of an invocation is, as on NVIDIA. No rule of Vulkan
-// says so: the self-test of a kernel does. Invocation 4 g + t holds of
+// Matrices of a subgroup of 32, and which element of one a component of an invocation is, as on NVIDIA. No rule of
+// Vulkan says so: the self-test of a kernel does. Invocation 4 g + t holds of
 //   LEFT, 16 x 16   component i: row g + 8 (i / 4), column 8 (i / 2 % 2) + 2 t + i % 2
 //   RIGHT, 16 x 8   component i: row 8 (i / 2) + 2 t + i % 2, column g
 //   SUMS, 16 x 8    component i: row g + 8 (i / 2), column 2 t + i % 2
@@ -25,7 +25,7 @@ shared uint lane_words[32];
 #define UNROLL [[unroll]]
 #define LANE gl_SubgroupInvocationID
 #define SUBGROUP gl_SubgroupID
-#define SUBGROUPS gl_NumSubgroups
+#define SUBGROUPS (THREADS / 32u)
 #define HALF float16_t
 #define HALF2 f16vec2
 #define PART(m, i) m[i]
@@ -48,6 +48,10 @@ uint t() { return LANE % 4u; }
 HALF2 halves(uint bits) { return unpackHalf2x16(bits); }
 uint half_bits_of(HALF2 x) { return packHalf2x16(x); }
 HALF2 rounded(vec2 x) { return unpackHalf2x16(packHalf2x16(x)); }
+#define subgroupBarrier barrier
+#define subgroupMemoryBarrierShared()
+uint lower_halves(uint a, uint b) { return a & 0xFFFFu | b << 16; }
+uint upper_halves(uint a, uint b) { return a >> 16 | b & 0xFFFF0000u; }
 SUMS no_sums() { return SUMS(float[4](0.0, 0.0, 0.0, 0.0)); }
 
 uint shuffle(uint x, uint from) {
@@ -81,6 +85,9 @@ SUMS multiply_add(LEFT a, RIGHT b, SUMS c) {
 HALF2 halves(uint bits) { return unpackFloat2x16(bits); }
 uint half_bits_of(HALF2 x) { return packFloat2x16(x); }
 HALF2 rounded(vec2 x) { return f16vec2(x); }
+// The same bits as by masks and shifts, in one operation each, not two.
+uint lower_halves(uint a, uint b) { return half_bits_of(HALF2(halves(a).x, halves(b).x)); }
+uint upper_halves(uint a, uint b) { return half_bits_of(HALF2(halves(a).y, halves(b).y)); }
 #define no_sums() SUMS(0.0)
 #define shuffle subgroupShuffle
 #define any_of subgroupAny

@@ -6,38 +6,38 @@
 layout(set = 0, binding = 0) restrict readonly buffer Params { uint params[]; };
 
 #if defined(CONSTANT_SIZES)
-uint batch_size() { return BATCH_SIZE != 0u ? BATCH_SIZE : params[push.params_base + 0u]; }
+uint batch_size() { return mix(params[push.params_base + 0u], BATCH_SIZE, BATCH_SIZE != 0u); }
 #else
 uint batch_size() { return params[push.params_base + 0u]; }
 #endif
 #if defined(CONSTANT_SIZES)
-uint num_kv_heads() { return NUM_KV_HEADS != 0u ? NUM_KV_HEADS : params[push.params_base + 1u]; }
+uint num_kv_heads() { return mix(params[push.params_base + 1u], NUM_KV_HEADS, NUM_KV_HEADS != 0u); }
 #else
 uint num_kv_heads() { return params[push.params_base + 1u]; }
 #endif
 #if defined(CONSTANT_SIZES)
-uint group_size() { return GROUP_SIZE != 0u ? GROUP_SIZE : params[push.params_base + 2u]; }
+uint group_size() { return mix(params[push.params_base + 2u], GROUP_SIZE, GROUP_SIZE != 0u); }
 #else
 uint group_size() { return params[push.params_base + 2u]; }
 #endif
 #if defined(CONSTANT_SIZES)
-uint q_len() { return Q_LEN != 0u ? Q_LEN : params[push.params_base + 3u]; }
+uint q_len() { return mix(params[push.params_base + 3u], Q_LEN, Q_LEN != 0u); }
 #else
 uint q_len() { return params[push.params_base + 3u]; }
 #endif
 uint max_kv_len() { return params[push.params_base + 4u]; }
 #if defined(CONSTANT_SIZES)
-uint head_vecs() { return HEAD_VECS != 0u ? HEAD_VECS : params[push.params_base + 5u]; }
+uint head_vecs() { return mix(params[push.params_base + 5u], HEAD_VECS, HEAD_VECS != 0u); }
 #else
 uint head_vecs() { return params[push.params_base + 5u]; }
 #endif
 #if defined(CONSTANT_SIZES)
-uint value_vecs() { return VALUE_VECS != 0u ? VALUE_VECS : params[push.params_base + 6u]; }
+uint value_vecs() { return mix(params[push.params_base + 6u], VALUE_VECS, VALUE_VECS != 0u); }
 #else
 uint value_vecs() { return params[push.params_base + 6u]; }
 #endif
 #if defined(CONSTANT_SIZES)
-uint out_vecs() { return OUT_VECS != 0u ? OUT_VECS : params[push.params_base + 7u]; }
+uint out_vecs() { return mix(params[push.params_base + 7u], OUT_VECS, OUT_VECS != 0u); }
 #else
 uint out_vecs() { return params[push.params_base + 7u]; }
 #endif

@@ -114,13 +114,13 @@ def test_python_and_the_shader_agree() -> None:
     assert f"#define ROWS {split.BASE_ROWS}\n" in text
 
 
-@pytest.mark.parametrize(("memory", "threads", "expected"), [(49152, 384, 16), (16384, 128, 49)])
+@pytest.mark.parametrize(("memory", "threads", "expected"), [(49152, 512, 16), (16384, 128, 66)])
 def test_its_workgroups_fill_the_device(memory: int, threads: int, expected: int) -> None:
     """With as few parts as that takes; and with smaller ones where a device has no memory for those."""
     info = device(max_shared_memory_bytes=memory)
     verdicts.note(load_manifest()[KERNEL], info, "")
     scratch = split.scratch_words(dataclasses.replace(PROBLEM, max_kv_len=1 << 20), info, 1 << 24)
-    assert split.shape(PROBLEM, info).spec == (threads, 1)
+    assert split.shape(PROBLEM, info).spec == (threads, 1, *split.constant_sizes(PROBLEM, info))
     assert split.cut(PROBLEM, 1, 131072, scratch, info).words["num_splits"] == expected
 
 
@@ -129,4 +129,4 @@ def test_its_workgroups_fill_the_device(memory: int, threads: int, expected: int
 def test_rows_as_wide_as_the_variant_have_their_places_as_constants(dims: tuple[int, int], is_full: int) -> None:
     problem, info = dataclasses.replace(PROBLEM, head_dim=dims[0], value_dim=dims[1]), device()
     kernel = split_matrix.candidate(problem, info)
-    assert kernel is not None and split.matrix_shape(kernel, problem, info).spec == (384, is_full)
+    assert kernel is not None and split.matrix_shape(kernel, problem, info).spec[:2] == (512, is_full)

@@ -43,7 +43,7 @@ UNIT = 16
 FEWEST_THREADS = 128
 
 #: Invocations of a workgroup on matrix units, where the device allows them.
-MATRIX_THREADS = 384
+MATRIX_THREADS = 512
 
 
 def shape(problem: Problem, info: DeviceInfo) -> Shape:
@@ -57,7 +57,7 @@ def matrix_shape(kernel: Variant, problem: Problem, info: DeviceInfo) -> Shape:
     """Return how `split` uses ``kernel``, which multiplies on matrix units."""
     fits = fits_threads(kernel, MATRIX_THREADS, info)
     return Shape(kernel, BASE_ROWS, (MATRIX_THREADS if fits else FEWEST_THREADS,
-                                     int(split_matrix.is_full(kernel, problem))))
+                                     int(split_matrix.is_full(kernel, problem)), *constant_sizes(problem, info)))
 
 
 def untested(problem: Problem, info: DeviceInfo) -> Variant | None:

@@ -23,9 +23,9 @@ MAX_SPLITS = 128
 #: Keys that an invocation of shaders/attn_split_subgroup.comp takes at a time; a test ties them.
 IN_FLIGHT = 4
 
-#: Invocations on matrix units that are resident for each of `split_groups`: with 168 registers 384 are on a
+#: Invocations on matrix units that are resident for each of `split_groups`: with 128 registers 512 are on a
 #: multiprocessor of an NVIDIA H200, which has two of the latter.
-MATRIX_RESIDENT = 192
+MATRIX_RESIDENT = 256
 
 #: Keys of a split at most, so that rounding stays far below the tolerance: each lane group adds a few hundred terms.
 MAX_KEYS_PER_SPLIT = 8192
