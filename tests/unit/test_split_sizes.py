@@ -98,13 +98,14 @@ def test_tiers_limit_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("device_type", ["cpu", "integrated", "discrete"])
-def test_splits_always_fit_their_buffer(device_type: str) -> None:
-    info = fake_device_info(device_type=device_type, **ROOM)
+@pytest.mark.parametrize("subgroup_size", [1, 32])  # 1: without shuffles, nor whole rounds
+def test_splits_always_fit_their_buffer(device_type: str, subgroup_size: int) -> None:
+    info = fake_device_info(**GPU | {"device_type": device_type}, subgroup_size=subgroup_size)
     problem = dataclasses.replace(PROBLEM, max_q_len=21, max_kv_len=131072)
     scratch = split.scratch_words(problem, info, 1 << 24)
     rows = split.shape(problem, info).rows
     for q_len in range(1, 22):
-        for kv_len in (0, 1, 63, 4096, 8193, 131072):
+        for kv_len in (0, 1, 63, 64, 65, 500, 4096, 8193, 131071, 131072):
             words = split.cut(problem, q_len, kv_len, scratch, info).words
             splits, keys = words["num_splits"], words["keys_per_split"]
             assert 1 <= splits <= split_cut.MAX_SPLITS
@@ -163,8 +164,9 @@ def test_sizes_are_constants_on_gpus_only() -> None:
 
 
 @pytest.mark.parametrize("device_type", ["cpu", "integrated", "discrete"])
-def test_a_pass_has_a_workgroup_for_each_split_of_each_item(device_type: str) -> None:
-    info = fake_device_info(device_type=device_type, **ROOM)
+@pytest.mark.parametrize("subgroup_size", [1, 32])
+def test_a_pass_has_a_workgroup_for_each_split_of_each_item(device_type: str, subgroup_size: int) -> None:
+    info = fake_device_info(**GPU | {"device_type": device_type}, subgroup_size=subgroup_size)
     problem = dataclasses.replace(PROBLEM, max_q_len=5, max_kv_len=3000)
     scratch, rows = split.scratch_words(problem, info, 1 << 24), split.shape(problem, info).rows
     (one,) = split.passes(problem, info)

@@ -61,6 +61,25 @@ def test_one_dispatch_leaves_the_same_cache_as_two(own_device: Device, rng: np.r
         np.testing.assert_array_equal(array, before[name], err_msg=name)
 
 
+@pytest.mark.parametrize("own_device", [3], indirect=True)
+def test_new_rows_are_read_anew(own_device: Device, rng: np.random.Generator) -> None:
+    """Rows of 16 bytes, several in each line of a GPU's cache: what was there before, NaN, reaches no workgroup."""
+    cache, builder = KVCache(1, 1, 30, 4, device=own_device), GraphBuilder(own_device)
+    query, key, value = (builder.input(name, (1, Dim("tokens", max=5), heads, 4), "float32")
+                         for name, heads in (("query", 8), ("key", 1), ("value", 1)))
+    builder.output("out", builder.sdpa_with_kv_cache(query, key, value, builder.kv_cache("cache", cache=cache),
+                                                     builder.position("at"), algorithm="split"))
+    graph, start = builder.build(), 0
+    for tokens in (5, 4, 1, 5, 3):
+        arrays = {name: rng.standard_normal((1, tokens, heads, 4), np.float32)
+                  for name, heads in (("query", 8), ("key", 1), ("value", 1))}
+        graph.run(arrays | {name: np.full_like(arrays[name], np.nan) for name in ("key", "value")}, at=start)
+        over_nan, again = (graph.run(arrays, at=start)["out"] for _ in range(2))
+        assert np.isfinite(again).all()
+        np.testing.assert_array_equal(over_nan, again)
+        start += tokens
+
+
 def test_rows_that_no_query_sees_are_written_too(own_device: Device, rng: np.random.Generator) -> None:
     """Positions and a window that leave new rows out: the cache holds them all the same."""
     cache = KVCache(2, 2, 40, 16, value_dim=20, dtype="float16", device=own_device)

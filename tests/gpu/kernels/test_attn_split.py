@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -109,3 +112,12 @@ def test_many_equal_weights(own_device: Device) -> None:
     value = np.full((1, 1, keys, 4), 0.1, np.float32)
     out, lse = vkattn.attention(query, key, value, algorithm="split", return_lse=True, device=own_device)
     assert_matches_oracle(out, query, key, value, lse=lse)
+
+
+def test_in_subgroups_of_sixteen(device: Device) -> None:
+    """No software device has them by itself, so its other tests leave out the kernels that most GPUs take."""
+    if "llvmpipe" not in device.info.name:
+        pytest.skip(f"{device.info.name}: only llvmpipe can be told how wide its subgroups are")
+    done = subprocess.run([sys.executable, "-m", "tests.wide"], env=os.environ | {"LP_NATIVE_VECTOR_WIDTH": "512"},
+                          capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "16"), done.stderr
