@@ -32,6 +32,7 @@ void append_rows(RowTile tile, uint begin, uint end, bool is_all) {
                     k_stride_row(), head_vecs())
         APPEND_VECS(value_rows, v_to + j * v_stride_row(), new_value, v_from + (j - oldest) * new_v_stride_row(),
                     v_stride_row(), value_vecs())
+        memoryBarrierBuffer();  // the rows are read by another name, which a compiler need not know to be the same
     }
 }
 #endif
