@@ -32,7 +32,9 @@ void append_rows(RowTile tile, uint begin, uint end, bool is_all) {
                     k_stride_row(), head_vecs())
         APPEND_VECS(value_rows, v_to + j * v_stride_row(), new_value, v_from + (j - oldest) * new_v_stride_row(),
                     v_stride_row(), value_vecs())
-        memoryBarrierBuffer();  // the rows are read by another name, which a compiler need not know to be the same
     }
+    // They are read by another name, which a compiler need not know to be the same. (Within the loop, where invocations
+    // part, lavapipe computed nonsense.)
+    if (first < stop) memoryBarrierBuffer();
 }
 #endif
