@@ -114,6 +114,7 @@ def test_many_equal_weights(own_device: Device) -> None:
     assert_matches_oracle(out, query, key, value, lse=lse)
 
 
+@pytest.mark.once
 def test_in_subgroups_of_sixteen(device: Device) -> None:
     """No software device has them by itself, so its other tests leave out the kernels that most GPUs take."""
     if "llvmpipe" not in device.info.name:
