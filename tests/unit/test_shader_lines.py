@@ -11,5 +11,6 @@ def test_no_line_is_longer_than_those_of_python() -> None:
     sources = [path for folder in ("shaders", "benchmarks/decomposed") for path in sorted((ROOT / folder).rglob("*"))
                if path.suffix in (".comp", ".glsl", ".toml")]
     assert len(sources) > 50
-    assert [f"{path.name}: {number}" for path in sources
-            for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1) if len(line) > longest] == []
+    lines = [(path.name, number, line) for path in sources
+             for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)]
+    assert [f"{name}: {number}" for name, number, line in lines if len(line) > longest] == []
