@@ -18,17 +18,6 @@ from vkattn.paths import cache_dir
 
 
 @pytest.fixture
-def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user without a home: HOME is not set, and the system does not know the user."""
-    def nowhere() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    for name in ("VKATTN_CACHE", "VKATTN_TUNING", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(Path, "home", nowhere)
-
-
-@pytest.fixture
 def blocked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A folder that nobody can make, whoever runs the tests: its parent is a file."""
     (tmp_path / "file").write_text("", encoding="utf-8")
@@ -46,14 +35,14 @@ def kp_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(setup_kompute, "check_tools", lambda: None)
 
 
-@pytest.mark.usefixtures("homeless")
+@pytest.mark.usefixtures("no_home")
 def test_without_a_home_there_is_no_cache_folder() -> None:
     with pytest.raises(OptionError, match=r"no home\. Hint: .* VKATTN_CACHE"):
         cache_dir({})
     assert cache_dir({"VKATTN_CACHE": "/a"}) == Path("/a")
 
 
-@pytest.mark.usefixtures("homeless")
+@pytest.mark.usefixtures("no_home")
 def test_info_without_a_home(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(info, "devices", lambda: [fake_device_info()])
     for as_json in (False, True):
@@ -63,7 +52,7 @@ def test_info_without_a_home(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     assert json.loads("{" + report)["cache"] is None
 
 
-@pytest.mark.usefixtures("homeless", "kp_is_missing")
+@pytest.mark.usefixtures("no_home", "kp_is_missing")
 def test_setup_without_a_home(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["setup"]) == 1
     assert "the built wheel cannot be kept: there is no folder to keep files in" in capsys.readouterr().err
@@ -84,7 +73,7 @@ def test_tune_says_before_it_measures_that_its_file_cannot_be_written(
     assert f"the file {blocked / 'vkattn' / 'tuning.toml'} cannot be rewritten" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("place", ["homeless", "blocked"])
+@pytest.mark.parametrize("place", ["no_home", "blocked"])
 def test_verdicts_that_cannot_be_kept_hold_for_the_process(request: pytest.FixtureRequest, place: str) -> None:
     request.getfixturevalue(place)
     kernel, device = variant("fill"), fake_device_info(name="nowhere")

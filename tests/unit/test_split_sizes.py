@@ -11,6 +11,7 @@ import pytest
 from tests.fakes import fake_device_info
 from vkattn.formats import QUANTISED
 from vkattn.kernels import split, split_cut, split_matrix
+from vkattn.kernels.grid import row_tiles
 from vkattn.kernels.manifest import load_manifest
 from vkattn.problem import Problem
 
@@ -112,7 +113,7 @@ def test_splits_always_fit_their_buffer(device_type: str, subgroup_size: int) ->
             assert splits * keys >= kv_len
             assert keys <= split_cut.MAX_KEYS_PER_SPLIT
             if splits > 1:
-                items = split_cut.num_items(problem, rows, q_len)
+                items = row_tiles(problem, q_len, rows)
                 assert items * splits * split_cut.part_words(problem, rows) <= scratch["parts"]
 
 
@@ -170,7 +171,7 @@ def test_a_pass_has_a_workgroup_for_each_split_of_each_item(device_type: str, su
     problem = dataclasses.replace(PROBLEM, max_q_len=5, max_kv_len=3000)
     scratch, rows = split.scratch_words(problem, info, 1 << 24), split.shape(problem, info).rows
     (one,) = split.passes(problem, info)
-    most = max(split_cut.num_items(problem, rows, q_len)
+    most = max(row_tiles(problem, q_len, rows)
                * split.cut(problem, q_len, keys, scratch, info).words["num_splits"]
                for q_len in range(1, 6) for keys in range(0, 3001, 7))
     assert one.most_groups is not None

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from ..caps.model import DeviceInfo
 from ..formats import variant_axes
 from ..problem import Problem
-from .grid import items_that_fit, too_long
+from .grid import items_that_fit, row_tiles, too_long
 from .manifest import Variant, load_manifest, variant
 from .passes import Cut, Pass, even_cut
 from .support import device_reasons
@@ -98,11 +98,6 @@ def item_iterations(problem: Problem, max_kv_len: int, kernel: Variant) -> int:
 def block_rows(kernel: Variant) -> int:
     """Return the query rows of a tile of ``kernel``."""
     return SUBGROUP_BLOCK_ROWS if kernel.kernel == "attn_fused_subgroup" else BLOCK_ROWS[kernel.axes["tile"]]
-
-
-def row_tiles(problem: Problem, q_len: int, rows: int) -> int:
-    """Return how many tiles of ``rows`` query rows there are."""
-    return problem.batch_size * problem.num_kv_heads * -(-q_len * problem.group_size // rows)
 
 
 def passes(problem: Problem, info: DeviceInfo) -> tuple[Pass, ...]:

@@ -9,6 +9,7 @@ kernels from above, cut the work finer on such a device, and refuse what a singl
 from __future__ import annotations
 
 from ..caps.model import DeviceInfo
+from ..problem import Problem
 
 #: Loop iterations of one invocation that are safe on llvmpipe.
 LLVMPIPE_ITERATIONS = 60000
@@ -17,6 +18,11 @@ LLVMPIPE_ITERATIONS = 60000
 def num_groups(info: DeviceInfo) -> int:
     """Return the workgroups of an attention dispatch: enough to fill the device; they loop over what is live."""
     return min(info.tuned.grid_groups, info.max_workgroup_count[0])
+
+
+def row_tiles(problem: Problem, q_len: int, rows: int) -> int:
+    """Return how many tiles of ``rows`` query rows there are, over the KV heads of all batch entries."""
+    return problem.batch_size * problem.num_kv_heads * -(-q_len * problem.group_size // rows)
 
 
 def iteration_limit(info: DeviceInfo) -> int | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ..caps.model import DeviceInfo, MatrixShape
 from ..dtypes import AXIS
 from ..problem import Problem
-from .grid import items_that_fit, too_long
+from .grid import items_that_fit, row_tiles, too_long
 from .manifest import Variant, load_manifest
 from .passes import Cut, Pass, even_cut
 from .support import device_reasons
@@ -161,12 +161,7 @@ def reasons_of(problem: Problem, info: DeviceInfo, fitting: list[Variant]) -> li
 
 def one_pass(kernel: Variant, problem: Problem) -> tuple[Pass, ...]:
     """Return the one pass; its recording is repeated for each chunk of query rows."""
-    return (Pass(kernel, TENSORS, most_groups=row_tiles(kernel, problem, problem.max_q_len)),)
-
-
-def row_tiles(kernel: Variant, problem: Problem, q_len: int) -> int:
-    """Return how many tiles of query rows there are."""
-    return problem.batch_size * problem.num_kv_heads * -(-q_len * problem.group_size // block_rows(kernel))
+    return (Pass(kernel, TENSORS, most_groups=row_tiles(problem, problem.max_q_len, block_rows(kernel))),)
 
 
 def block_rows(kernel: Variant) -> int:
@@ -176,8 +171,9 @@ def block_rows(kernel: Variant) -> int:
 
 def cut_of(kernel: Variant, problem: Problem, q_len: int, max_kv_len: int, info: DeviceInfo) -> Cut:
     """Return how the rows of a run are cut so that no dispatch is long."""
-    tiles = row_tiles(kernel, problem, q_len)
-    work = block_rows(kernel) * max(max_kv_len, 1) * 2 * WIDTHS[kernel.axes["width"]]
+    rows = block_rows(kernel)
+    tiles = row_tiles(problem, q_len, rows)
+    work = rows * max(max_kv_len, 1) * 2 * WIDTHS[kernel.axes["width"]]
     short = max(1, int(DISPATCH_SECONDS * MULTIPLY_ADDS_PER_SECOND[info.device_type] / work))
     fit = items_that_fit(item_iterations(max_kv_len), info)
     return even_cut(tiles, max(1, min(short, tiles if fit is None else fit, tiles)))

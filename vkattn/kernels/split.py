@@ -13,12 +13,13 @@ from dataclasses import replace
 
 from ..caps.model import DeviceInfo
 from ..formats import is_plain, variant_axes
-from ..layout import row_quads, row_vecs
+from ..layout import row_quads
 from ..problem import Problem
-from . import matrix, params, split_cut, split_matrix
+from . import fields, matrix, params, split_cut, split_matrix
+from .grid import row_tiles
 from .manifest import Variant, load_manifest, variant
 from .passes import Cut, Pass
-from .split_cut import Shape, filled, keys_per_split, loops_are_too_long, most_splits, num_items, part_words
+from .split_cut import Shape, filled, keys_per_split, loops_are_too_long, most_splits, part_words
 from .support import device_reasons
 from .tiers import allowed_tiers
 
@@ -93,9 +94,8 @@ def constant_sizes(problem: Problem, info: DeviceInfo) -> tuple[int, ...]:
     """
     if info.device_type == "cpu":
         return (0,) * len(params.CONSTANT_SIZES)
-    q_len = 1 if problem.max_q_len == 1 else 0  # longer ones may be shorter in a run
-    return (problem.batch_size, problem.num_kv_heads, problem.group_size, q_len, -(-problem.head_dim // 4),
-            -(-problem.value_dim // 4), row_vecs(problem.value_dim, problem.out_dtype))
+    sizes = fields.sizes(problem, 1 if problem.max_q_len == 1 else 0)  # longer ones may be shorter in a run
+    return tuple(int(sizes[name]) for name in params.CONSTANT_SIZES)
 
 
 def _lanes_shape(problem: Problem, info: DeviceInfo) -> Shape | None:
@@ -165,7 +165,7 @@ def not_supported_reasons(problem: Problem, info: DeviceInfo) -> list[str]:
             reasons.append(f"{name} {dim}; at most {MAX_DIM}")
     chosen = shape(problem, info)
     if loops_are_too_long(problem, chosen, info):
-        items = num_items(problem, chosen.rows, problem.max_q_len)
+        items = row_tiles(problem, problem.max_q_len, chosen.rows)
         splits = split_cut.num_splits(items, problem.max_kv_len, filled(chosen, info))
         reasons.append(f"{items} items in {splits} splits go beyond the 65535 loop iterations of an invocation after "
                        "which llvmpipe ends loops without an error")
@@ -210,7 +210,7 @@ def scratch_words(problem: Problem, info: DeviceInfo, budget_words: int) -> dict
     fewest = 1 if chosen.kernel.kernel == "attn_split_lanes" else 2
     most = max(items * splits if splits >= fewest else 0 for items, splits in most_splits(problem, chosen, info))
     return {"parts": max(most * part_words(problem, chosen.rows), 4),
-            "tickets": num_items(problem, chosen.rows, problem.max_q_len)}
+            "tickets": row_tiles(problem, problem.max_q_len, chosen.rows)}
 
 
 def cut(problem: Problem, q_len: int, max_kv_len: int, scratch: dict[str, int], info: DeviceInfo) -> Cut:
@@ -225,7 +225,7 @@ def cutter(problem: Problem, scratch: dict[str, int], info: DeviceInfo) -> Calla
     words = part_words(problem, rows)
 
     def cut_at(q_len: int, max_kv_len: int) -> Cut:
-        items, live = num_items(problem, rows, q_len), max(max_kv_len, 1)
+        items, live = row_tiles(problem, q_len, rows), max(max_kv_len, 1)
         room = max(scratch["parts"] // (max(items, 1) * words), 1)
         splits = min(split_cut.num_splits(items, live, info), room)
         most = min(max(split_cut.splits_at_once(items, live, info), splits), room)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from ..caps.model import DeviceInfo
 from ..problem import Problem
 from . import split_matrix
-from .grid import iteration_limit, num_groups
+from .grid import iteration_limit, num_groups, row_tiles
 from .manifest import Variant
 
 #: Parts of one head's keys at most: one workgroup merges them.
@@ -44,16 +44,11 @@ def most_splits(problem: Problem, chosen: Shape, info: DeviceInfo) -> Iterator[t
     """Yield for each q_len the items, and the most splits at any length within the capacity."""
     info = filled(chosen, info)
     for q_len in range(1, problem.max_q_len + 1):
-        items = num_items(problem, chosen.rows, q_len)
+        items = row_tiles(problem, q_len, chosen.rows)
         splits = num_splits(items, problem.max_kv_len, info)
         if round_keys(chosen) > 1:  # whole rounds may make twice as many splits
             splits = min(2 * splits, splits_at_once(items, problem.max_kv_len, info))
         yield items, splits
-
-
-def num_items(problem: Problem, rows: int, q_len: int) -> int:
-    """Return the (batch, KV head, chunk of ``rows`` query rows) triples."""
-    return problem.batch_size * problem.num_kv_heads * -(-q_len * problem.group_size // rows)
 
 
 def num_splits(items: int, max_kv_len: int, info: DeviceInfo) -> int:
@@ -111,7 +106,7 @@ def loops_are_too_long(problem: Problem, chosen: Shape, info: DeviceInfo) -> boo
     limit = iteration_limit(info)
     if limit is None:
         return False
-    items = num_items(problem, chosen.rows, problem.max_q_len)
+    items = row_tiles(problem, problem.max_q_len, chosen.rows)
     splits = num_splits(items, problem.max_kv_len, filled(chosen, info))
     each, merge = split_iterations(problem, chosen.kernel, splits)
     taken = -(-items * splits // num_groups(info))

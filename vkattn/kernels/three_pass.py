@@ -13,7 +13,7 @@ from ..caps.model import DeviceInfo
 from ..errors import CapacityError
 from ..formats import variant_axes
 from ..problem import Problem
-from .grid import items_that_fit, iteration_limit, too_long
+from .grid import items_that_fit, iteration_limit, row_tiles, too_long
 from .manifest import Variant, variant
 from .passes import Cut, Pass
 from .support import device_reasons
@@ -104,12 +104,12 @@ def chunking(problem: Problem, q_len: int, max_kv_len: int, score_words: int, in
         raise CapacityError(
             f"the scores of {BLOCK_ROWS} query rows over kv_len {max_kv_len} take {4 * tile_words} bytes; the score "
             f"buffer has {4 * score_words}. Hint: open the device with vkattn.Device(score_budget_bytes=...).")
-    row_tiles = problem.batch_size * problem.num_kv_heads * -(-q_len * problem.group_size // BLOCK_ROWS)
+    tiles = row_tiles(problem, q_len, BLOCK_ROWS)
     work = BLOCK_ROWS * max(max_kv_len, 1) * max(problem.head_dim, problem.value_dim)
     short = int(DISPATCH_SECONDS * MULTIPLY_ADDS_PER_SECOND[info.device_type] / work)
-    fits = score_words // tile_words if tile_words else row_tiles
-    loops = tiles_that_fit(problem, max_kv_len, info) or row_tiles
-    return Chunking(row_tiles, score_stride, tile_words, max(1, min(fits, short, loops, row_tiles)))
+    fits = score_words // tile_words if tile_words else tiles
+    loops = tiles_that_fit(problem, max_kv_len, info) or tiles
+    return Chunking(tiles, score_stride, tile_words, max(1, min(fits, short, loops, tiles)))
 
 
 def scratch_words(problem: Problem, info: DeviceInfo, budget_words: int) -> dict[str, int]:
